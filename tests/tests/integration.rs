@@ -35,6 +35,8 @@ mod compile_ahead;
 mod config;
 #[path = "integration/conv.rs"]
 mod conv;
+#[path = "integration/copies.rs"]
+mod copies;
 #[path = "integration/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "integration/doctor.rs"]
@@ -160,8 +162,6 @@ mod top_k;
 mod trainer;
 #[path = "integration/training.rs"]
 mod training;
-#[path = "integration/transpose.rs"]
-mod transpose;
 #[path = "integration/vision.rs"]
 mod vision;
 
@@ -202,6 +202,7 @@ fn main() -> ExitCode {
         casts::trials(),
         channel_sum::trials(),
         channels::trials(),
+        copies::trials(),
         slice_gradient::trials(),
         column_sum::trials(),
         #[cfg(feature = "cuda")]
@@ -262,7 +263,6 @@ fn main() -> ExitCode {
         top_k::trials(),
         trainer::trials(),
         training::trials(),
-        transpose::trials(),
         vision::trials(),
     ];
     let trials: Vec<Trial> = trials.into_iter().flatten().collect();

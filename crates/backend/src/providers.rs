@@ -11,6 +11,7 @@ use crate::{
         channels::ByChannel,
         column_sum::Sum,
         conv::Convolution,
+        copy::Copied,
         embedding::{EmbeddingGradient, EmbeddingSearch},
         gelu::{GeluPass, GeluSearch},
         group_norm::{GroupNormPass, GroupNormSearch},
@@ -122,7 +123,7 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 28] = [
+const OURS: [(&str, Register); 29] = [
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {
@@ -136,6 +137,7 @@ const OURS: [(&str, Register); 28] = [
     (ChannelSum::NAME, |_| register(SingleSearch::<ChannelSum>::default())),
     (Sum::NAME, |_| register(SingleSearch::<Sum>::default())),
     (Convolution::NAME, |settings| register(SingleSearch::<Convolution>::new(settings.f32_matmul))),
+    (Copied::NAME, |_| register(SingleSearch::<Copied>::default())),
     (EmbeddingGradient::NAME, |_| register(EmbeddingSearch::default())),
     (GeluPass::NAME, |settings| {
         let [no_sums, burn_draws] =

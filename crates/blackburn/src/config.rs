@@ -67,7 +67,7 @@ pub struct Config {
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
     /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnCat`, `BlackburnChannels`, `BlackburnChannelSum`,
-    /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
+    /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnCopy`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
     /// `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,
     /// `BlackburnOverwrite`, `BlackburnPlainAdamw`, `BlackburnPool`, `BlackburnRandom`, `BlackburnReduce`,
     /// `BlackburnRowSum`, `BlackburnScan`, `BlackburnScatter`, `BlackburnSgd`, `BlackburnSliceGradient`, `BlackburnSoftmax`, `BlackburnTopK`).

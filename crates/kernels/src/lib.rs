@@ -78,7 +78,6 @@ pub mod step;
 pub mod swiglu;
 mod together;
 pub mod top_k;
-pub mod transpose;
 pub mod variants;
 
 pub use device::{DeviceProfile, plane_units};

@@ -8,7 +8,7 @@ use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
     embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone,
     overwrite, pool, quantize, random, region, rotary, row_sum, scan, scatter, sgd, sketch,
-    softmax, square_sum, swiglu, top_k, transpose,
+    softmax, square_sum, swiglu, top_k,
 };
 use cubecl::{
     client::Client,
@@ -97,7 +97,6 @@ pub fn variants(client: &Client) -> Vec<Variant> {
         random::variants(),
         region::variants(),
         top_k::variants(),
-        transpose::variants(client),
     ]
     .into_iter()
     .flatten()

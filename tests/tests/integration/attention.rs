@@ -65,10 +65,12 @@ pub(crate) fn trials() -> Vec<Trial> {
         };
         add("lengths_around_the_edges_of_tiles_are_within_bounds", cases::edges);
         add("every_option_is_within_bounds", cases::options);
+        add("sequences_that_share_a_bias_are_within_bounds", || vec![cases::WINDOWS]);
     }
     for (what, cases) in [
         ("lengths_around_the_edges_of_tiles", cases::edges as fn() -> Vec<AttentionCase>),
         ("every_option", cases::options),
+        ("sequences_that_share_a_bias", || vec![cases::WINDOWS]),
     ] {
         // Other devices have no tensor cores, and the same kernels as for exact products.
         let name = format!("attention::{what}_are_within_bounds_in_tf32");
@@ -107,6 +109,14 @@ pub(crate) fn precision(client: &Client, storage: Storage) -> AttentionPrecision
             .with_exponentials(AttentionBlueprint::exponential_error(dtype(storage), client)),
         "cuda" => AttentionPrecision::cuda(MatmulPrecision::exact(storage)),
         _ => AttentionPrecision::portable(storage),
+    }
+}
+
+/// As [`precision`], of programs: products of f32 may be rounded to TF32 by default.
+pub(crate) fn default_precision(client: &Client, storage: Storage) -> AttentionPrecision {
+    match client.name() {
+        "cuda" if storage == F32 => AttentionPrecision::cuda(MatmulPrecision::tf32()),
+        _ => precision(client, storage),
     }
 }
 
@@ -231,13 +241,15 @@ fn plans(
 
 fn every_plan(client: &Client, case: AttentionCase, storage: Storage) -> Result<(), Failed> {
     let inputs = AttentionInputs::generate(&case, 1, storage);
-    compare_plans(client, case, [&inputs, &inputs], storage, &precision(client, storage))
+    let precision = precision(client, storage).with_roundings(case.roundings());
+    compare_plans(client, case, [&inputs, &inputs], storage, &precision)
 }
 
 /// As [`every_plan`], with numbers of f32 that may be rounded to TF32.
 fn in_tf32(client: &Client, case: AttentionCase) -> Result<(), Failed> {
     let inputs = AttentionInputs::generate(&case, 1, F32);
-    let precision = AttentionPrecision::cuda(MatmulPrecision::tf32());
+    let precision =
+        AttentionPrecision::cuda(MatmulPrecision::tf32()).with_roundings(case.roundings());
     compare_plans(client, case, [&inputs, &inputs], F32, &precision)
 }
 
@@ -277,7 +289,7 @@ fn compare_plans(
             &plan,
             &uploaded.tensors(),
             &uploaded.result(&problem, &output),
-            plan.gives_bias_gradient(),
+            plan.gives_bias_gradient(&problem, client),
         )?;
         for (what, actual, expected, bounds) in [
             ("dq", gradients.dq, &backward.dq, &backward_bounds.dq),
@@ -292,7 +304,7 @@ fn compare_plans(
         {
             let actual = summed(&case, &download(client, actual, F32)?);
             check(&format!("dbias by {plan:?}"), &actual, expected, bounds)?;
-        } else if backward.dbias.is_some() && plan.gives_bias_gradient() {
+        } else if backward.dbias.is_some() && plan.gives_bias_gradient(&problem, client) {
             return Err(format!("{case}: the bias has no gradient").into());
         }
     }

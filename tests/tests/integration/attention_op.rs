@@ -6,7 +6,7 @@ mod arguments;
 #[path = "attention_op_layout.rs"]
 mod layout;
 
-use crate::attention::masks;
+use crate::attention::{default_precision, masks};
 use blackburn::attention::{AttentionOptions, Dropout, Window, attention, attention_packed};
 use blackburn_reference::{
     attention::{
@@ -19,7 +19,7 @@ use blackburn_reference::{
     tolerance::compare,
 };
 use blackburn_tests::{
-    on_burn_device,
+    on_burn_device, on_device,
     tensors::{float, tensor, values},
 };
 use burn::prelude::*;
@@ -187,11 +187,19 @@ fn run_case(
 /// The formula's results, and how far off others may be.
 type Expected = (AttentionForward, AttentionForward, AttentionGradients, AttentionGradients);
 
-fn expected(case: AttentionCase, inputs: &AttentionInputs, storage: Storage) -> Expected {
-    expected_by(case, inputs, AttentionPrecision::portable(storage))
+/// What programs compute attention in.
+fn precision(device: &Device, storage: Storage) -> Result<AttentionPrecision, Failed> {
+    let mut precision = AttentionPrecision::portable(storage);
+    if *device != Device::flex() {
+        on_device(|client| {
+            precision = default_precision(client, storage);
+            Ok(())
+        })?;
+    }
+    Ok(precision)
 }
 
-fn expected_by(
+fn expected(
     case: AttentionCase,
     inputs: &AttentionInputs,
     precision: AttentionPrecision,
@@ -228,8 +236,9 @@ fn bounds(device: &Device) -> Result<(), Failed> {
         for name in CASES {
             let case = case(name)?;
             let inputs = AttentionInputs::generate(&case, 1, storage);
+            let expected = expected(case, &inputs, precision(device, storage)?);
             let actual = run_case(&case, &inputs, storage, device, |_| {})?;
-            check(&actual, &expected(case, &inputs, storage)).map_err(|error| {
+            check(&actual, &expected).map_err(|error| {
                 format!("{case} in {storage:?}: {}", error.message().unwrap_or(""))
             })?;
         }
@@ -241,7 +250,7 @@ fn bounds(device: &Device) -> Result<(), Failed> {
 fn planted_faults(device: &Device) -> Result<(), Failed> {
     let case = case("everything")?;
     let inputs = AttentionInputs::generate(&case, 1, Storage::F32);
-    let expected = expected(case, &inputs, Storage::F32);
+    let expected = expected(case, &inputs, precision(device, Storage::F32)?);
     type Fault = fn(&mut AttentionOptions);
     let faults: [(&str, Fault); 5] = [
         ("a scale that is 1% off", |o| o.scale = o.scale.map(|scale| 1.01 * scale)),
@@ -261,12 +270,12 @@ fn planted_faults(device: &Device) -> Result<(), Failed> {
 
 /// As kernels are held to, on the CPU as well.
 fn additive_masks(device: &Device) -> Result<(), Failed> {
-    let precision = AttentionPrecision::portable(Storage::F32)
-        .with_roundings(Roundings::CountedBehindExactScores);
+    let precision =
+        precision(device, Storage::F32)?.with_roundings(Roundings::CountedBehindExactScores);
     for value in masks::values(Storage::F32) {
         let inputs = masks::inputs(Storage::F32, value);
         let actual = run_case(&masks::CASE, &inputs, Storage::F32, device, |_| {})?;
-        check(&actual, &expected_by(masks::CASE, &masks::as_added(&inputs), precision))
+        check(&actual, &expected(masks::CASE, &masks::as_added(&inputs), precision))
             .map_err(|error| format!("masks of {value:e}: {}", error.message().unwrap_or("")))?;
     }
     Ok(())
@@ -295,7 +304,7 @@ fn packed_bounds(device: &Device) -> Result<(), Failed> {
         k: &k,
         v: &v,
     };
-    let precision = AttentionPrecision::portable(Storage::F32);
+    let precision = precision(device, Storage::F32)?;
     let expected = (
         reference.forward(),
         reference.forward_bounds(&precision),

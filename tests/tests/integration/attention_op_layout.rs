@@ -1,12 +1,10 @@
 //! Where attention reads, writes and what it keeps.
 
-use super::Test;
+use super::{Test, precision};
 use blackburn::attention::{AttentionOptions, Window, attention, attention_packed};
 use blackburn_backend::graph::begin_pass;
 use blackburn_reference::{
-    attention::{
-        AttentionCase, AttentionInputs, AttentionOptions as CaseOptions, AttentionPrecision,
-    },
+    attention::{AttentionCase, AttentionInputs, AttentionOptions as CaseOptions},
     random::normal,
     storage::Storage,
     tolerance::compare,
@@ -229,7 +227,7 @@ fn memory(device: &Device) -> Result<(), Failed> {
     let grown = reserved().saturating_sub(before);
 
     let forward = reference.forward();
-    let precision = AttentionPrecision::portable(Storage::F32);
+    let precision = precision(device, Storage::F32)?;
     let bounds = reference.forward_bounds(&forward, &precision);
     let say = |error: blackburn_reference::tolerance::Mismatch| error.to_string();
     compare(&values(out.inner())?, &forward.o, &bounds.o).map_err(say)?;

@@ -2,7 +2,7 @@
 //! what it leaves to Burn.
 
 use crate::{
-    attention::{precision, problem},
+    attention::{default_precision, precision, problem},
     attention_op::{case, mask_of},
 };
 use blackburn_kernels::{
@@ -208,10 +208,7 @@ fn check(
     attend: impl FnOnce() -> Tensor<4>,
 ) -> Result<Vec<Block>, Failed> {
     let (actual, blocks) = run_on_kernel(device, attend)?;
-    let precision = match storage {
-        F32 => burns_precision(client),
-        _ => precision(client, storage),
-    };
+    let precision = default_precision(client, storage);
     judge(case, inputs, &actual, case.head_dim, &precision)?;
     Ok(blocks)
 }

@@ -105,17 +105,18 @@ mod drop_in {
         q: Tensor<4>,
         k: Tensor<4>,
         v: Tensor<4>,
-        mut bias: Tensor<4>,
+        bias: Tensor<4>,
         mask: Option<Tensor<4>>,
     ) -> Tensor<4> {
-        let [batch, heads, tokens, _] = q.dims();
-        if let Some(mask) = mask {
+        // All windows share the bias, and the windows of a place in each image the mask.
+        let [batch, _, tokens, _] = q.dims();
+        let mask = mask.map(|mask| {
             let windows = mask.dims()[0];
-            let sums = (bias + mask).unsqueeze::<5>();
-            let sums = sums.expand([batch / windows, windows, heads, tokens, tokens]);
-            bias = sums.reshape([batch, heads, tokens, tokens]);
-        }
-        attention(q, k, v, AttentionOptions { bias: Some(bias), ..Default::default() })
+            let hidden = mask.lower_elem(0.0).unsqueeze::<5>();
+            let hidden = hidden.expand([batch / windows, windows, 1, tokens, tokens]);
+            hidden.reshape([batch, 1, tokens, tokens])
+        });
+        attention(q, k, v, AttentionOptions { bias: Some(bias), mask, ..Default::default() })
     }
 
     fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {

@@ -88,8 +88,7 @@ impl Replacement for ByChannel {
             }
             Self::Part { whole, range, out } => {
                 let shape = known_output(tensors, out, OP)?.shape.clone();
-                let range = stream::range(tensors, range)
-                    .ok_or_else(|| unsupported(OP, "a range that the stream does not know"))?;
+                let range = stream::range(tensors, range, OP)?;
                 let made = part(cube_tensor(tensors, whole, OP)?, range, shape, out.dtype)?;
                 register_cube_tensor(tensors, out, made, OP)?;
                 consume(tensors, whole);

@@ -9,6 +9,7 @@ pub(crate) mod channel_sum;
 pub(crate) mod channels;
 pub(crate) mod column_sum;
 pub(crate) mod conv;
+pub(crate) mod copy;
 pub(crate) mod dropped;
 pub(crate) mod embedding;
 pub(crate) mod gelu;

@@ -9,8 +9,8 @@ use crate::{
     declined::unsupported,
     stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, arithmetic_output},
     tensors::{
-        Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
-        register_cube_tensor,
+        Tensors, consume, contiguous, contiguous_buffer, contiguous_tensor, cube_tensor,
+        known_output, register_cube_tensor,
     },
 };
 use blackburn_kernels::{
@@ -18,7 +18,7 @@ use blackburn_kernels::{
     scatter::{ScatterProblem, SelectProblem, scatter_add, select_add},
 };
 use burn_backend::{DType, Shape, cubecl::dtype_to_elem_type, tensor::IndexingUpdateOp};
-use burn_cubecl::{kernel::into_contiguous, ops::permute, tensor::CubeTensor};
+use burn_cubecl::{ops::permute, tensor::CubeTensor};
 use burn_ir::{BaseOperationIr as Base, OperationIr, TensorIr};
 use cubecl::{features::AtomicUsage, ir::Type};
 use serde::{Deserialize, Serialize};
@@ -159,7 +159,7 @@ impl Scatter {
         let [of_x, of_index, of_values] =
             [last, permute(index, &axes), permute(values, &axes)].map(contiguous_buffer);
         let y = scatter_add(&x.client, &problem, &of_x, &of_index, &of_values)?;
-        Ok(into_contiguous(permute(contiguous_tensor(x, y, shape, x.dtype), &axes)))
+        Ok(contiguous(permute(contiguous_tensor(x, y, shape, x.dtype), &axes)))
     }
 
     fn by_slices(

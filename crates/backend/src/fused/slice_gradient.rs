@@ -6,19 +6,18 @@
 
 use crate::{
     declined::unsupported,
-    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, range},
+    stream::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, ranges},
     tensors::{
-        Input, Location, Tensors, consume, cube_tensor, known_output, register_cube_tensor,
-        take_cube_tensor, zeros,
+        Input, Location, Tensors, consume, cube_tensor, known_output, places, register_cube_tensor,
+        span, take_cube_tensor, zeros,
     },
 };
 use blackburn_kernels::{
     KernelError,
-    buffer::Buffer,
     region::{Region, write_region},
 };
 use burn::tensor::Slice;
-use burn_backend::{DType, cubecl::dtype_to_elem_type};
+use burn_backend::DType;
 use burn_cubecl::tensor::CubeTensor;
 use burn_ir::{
     BaseOperationIr as Base, NumericOperationIr as Numeric, OperationIr, TensorId, TensorIr,
@@ -33,7 +32,7 @@ const OP: &str = "slice_gradient";
 pub(crate) struct SliceGradient {
     /// The slice's.
     value: TensorIr,
-    /// Stand for the slice: see [`range`].
+    /// Stand for the slice: see [`ranges`].
     ranges: Vec<Slice>,
     /// What it becomes a part of, and what that gives.
     whole: Whole,
@@ -53,11 +52,7 @@ impl Replacement for SliceGradient {
     fn launch(&self, tensors: &mut Tensors) -> Result<Done, KernelError> {
         let shape = known_output(tensors, &self.out, OP)?.shape.clone();
         let value = cube_tensor(tensors, &self.value, OP)?;
-        let ranges = self.ranges.iter().map(|placeholder| {
-            let known = range(tensors, placeholder);
-            known.ok_or_else(|| unsupported(OP, "a range that the stream does not know"))
-        });
-        let slice = Target::of(&value, &ranges.collect::<Result<Vec<_>, _>>()?, &shape)?;
+        let slice = Target::of(&value, &ranges(tensors, &self.ranges, OP)?, &shape)?;
         let target = match &self.whole {
             Whole::Zeros => {
                 let target = zeros(&Location::of(&value), shape, self.out.dtype);
@@ -96,20 +91,10 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     fn of(value: &'a CubeTensor, ranges: &[Slice], whole: &[usize]) -> Result<Self, KernelError> {
         let (shape, strides) = (&value.meta.shape()[..], &value.meta.strides()[..]);
-        if value.meta.is_tiled() || shape.len() != whole.len() || ranges.len() > whole.len() {
-            return Err(unsupported(OP, "another layout or rank than that of the whole"));
+        if value.meta.is_tiled() {
+            return Err(unsupported(OP, "a gradient of tiles"));
         }
-        let mut places = Vec::with_capacity(whole.len());
-        for (dim, size) in whole.iter().enumerate() {
-            let slice = ranges.get(dim).copied().unwrap_or_else(Slice::full);
-            let step = usize::try_from(slice.step).ok().filter(|step| *step > 0);
-            let step = step.ok_or_else(|| unsupported(OP, "a slice from the end on"))?;
-            if slice.output_size(*size) != shape[dim] {
-                return Err(unsupported(OP, "a slice of another shape than its gradient"));
-            }
-            places.push([slice.to_range(*size).start, step]);
-        }
-        Ok(Self { shape, strides, places })
+        Ok(Self { shape, strides, places: places(whole, ranges, shape, OP)? })
     }
 
     /// Where it lies in `target`.
@@ -123,6 +108,7 @@ impl<'a> Target<'a> {
             shape: self.shape.to_vec(),
             source_strides: self.strides.to_vec(),
             target_strides: along.clone().map(|([_, step], stride)| step * stride).collect(),
+            source_start: 0,
             start: along.map(|([first, _], stride)| first * stride).sum(),
             adds,
         })
@@ -136,17 +122,6 @@ impl<'a> Target<'a> {
     ) -> Result<(), KernelError> {
         let region = self.region(target, adds)?;
         write_region(&value.client, &region, &span(value), &span(target))
-    }
-}
-
-/// The memory that a tensor's elements span.
-fn span(tensor: &CubeTensor) -> Buffer {
-    let sizes = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
-    let last: usize = sizes.map(|(size, stride)| size.saturating_sub(1) * stride).sum();
-    Buffer {
-        handle: tensor.handle.clone(),
-        elements: last + 1,
-        dtype: dtype_to_elem_type(tensor.dtype),
     }
 }
 

@@ -7,8 +7,8 @@ use crate::{
     declined::unsupported,
     stream::{Done, Replacement, SingleOperation},
     tensors::{
-        Tensors, consume, contiguous_buffer, contiguous_tensor, cube_tensor, known_output,
-        register_cube_tensor,
+        Tensors, consume, contiguous, contiguous_buffer, contiguous_tensor, cube_tensor,
+        known_output, register_cube_tensor,
     },
 };
 use blackburn_kernels::{
@@ -17,7 +17,7 @@ use blackburn_kernels::{
     top_k::{TopK, TopKProblem, top_k},
 };
 use burn_backend::{DType, Shape, cubecl::dtype_to_elem_type};
-use burn_cubecl::{kernel::into_contiguous, ops::permute};
+use burn_cubecl::ops::permute;
 use burn_ir::{NumericOperationIr as Numeric, OperationIr, TensorIr};
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +93,7 @@ impl Replacement for Largest {
         let TopK { values, indices } = top_k(&x.client, &problem, &contiguous_buffer(last))?;
         let back = |made: Buffer, dtype| {
             let made = contiguous_tensor(&x, made, Shape::from(sizes.clone()), dtype);
-            into_contiguous(permute(made, &axes))
+            contiguous(permute(made, &axes))
         };
         if let Some(out) = &self.values {
             register_cube_tensor(tensors, out, back(values, out.dtype), OP)?;

@@ -8,7 +8,7 @@ use crate::tensors::{cast, wide};
 use crate::{
     declined::served,
     ops::fp8_linear::magnitudes,
-    tensors::{Location, rows},
+    tensors::{Location, contiguous, rows},
 };
 #[cfg(feature = "gpu")]
 use blackburn_kernels::{
@@ -35,7 +35,7 @@ use burn::{
 #[cfg(feature = "gpu")]
 use burn_backend::cubecl::dtype_to_elem_type;
 #[cfg(feature = "gpu")]
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 #[cfg(feature = "gpu")]
 use burn_std::Metadata;
 
@@ -137,7 +137,7 @@ fn with_whole_rows(x: CubeTensor) -> CubeTensor {
     {
         x
     } else {
-        into_contiguous(x)
+        contiguous(x)
     }
 }
 

@@ -22,5 +22,5 @@ pub(crate) use matcher::Matcher;
 pub(crate) use pattern::{
     ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last, number,
 };
-pub(crate) use scalars::{Scalars, range};
+pub(crate) use scalars::{Scalars, range, ranges};
 pub(crate) use single::{SingleOperation, SingleSearch};

@@ -1,6 +1,7 @@
 //! Numbers of operations, which Burn's plans leave open.
 
-use crate::tensors::Tensors;
+use crate::{declined::unsupported, tensors::Tensors};
+use blackburn_kernels::KernelError;
 use burn::tensor::Slice;
 use burn_fusion::stream::ScalarId;
 use burn_ir::{CustomOpIr, ScalarIr};
@@ -43,7 +44,31 @@ impl<'a> Scalars<'a> {
     }
 }
 
-/// The range that `placeholder` stands for in an operation: Burn keeps ranges beside a stream's operations, which say where.
-pub(crate) fn range(context: &Tensors, placeholder: &Slice) -> Option<Slice> {
-    context.ranges.get(usize::try_from(placeholder.start).ok()?).copied()
+/// The range that `placeholder` stands for in an operation: Burn keeps ranges beside a stream's operations, which say
+/// where.
+///
+/// # Errors
+///
+/// [`KernelError::Unsupported`] in the name of `op` where the stream does not know it.
+pub(crate) fn range(
+    context: &Tensors,
+    placeholder: &Slice,
+    op: &'static str,
+) -> Result<Slice, KernelError> {
+    let place = usize::try_from(placeholder.start).ok();
+    let known = place.and_then(|place| context.ranges.get(place)).copied();
+    known.ok_or_else(|| unsupported(op, "a range that the stream does not know"))
+}
+
+/// As [`range`], of some.
+///
+/// # Errors
+///
+/// As there.
+pub(crate) fn ranges(
+    context: &Tensors,
+    placeholders: &[Slice],
+    op: &'static str,
+) -> Result<Vec<Slice>, KernelError> {
+    placeholders.iter().map(|placeholder| range(context, placeholder, op)).collect()
 }

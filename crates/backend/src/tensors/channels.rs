@@ -1,9 +1,8 @@
 //! Images and sequences as rows of channels.
 
-use super::{contiguous_buffer, contiguous_tensor, rows_of};
+use super::{contiguous, contiguous_buffer, contiguous_tensor, rows_of};
 use blackburn_kernels::buffer::{Buffer, Rows};
 use burn_cubecl::{
-    kernel::into_contiguous,
     ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw},
     tensor::CubeTensor,
 };
@@ -22,7 +21,7 @@ impl Channels {
         match Self::in_place(&tensor) {
             Some(rows) => Self { tensor, rows },
             None => {
-                let tensor = into_contiguous(tensor);
+                let tensor = contiguous(tensor);
                 let rows = Rows::one(contiguous_buffer(tensor.clone()));
                 Self { rows: Self::apart(&tensor, rows), tensor }
             }

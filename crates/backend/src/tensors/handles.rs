@@ -1,24 +1,17 @@
 //! Between the tensors of Burn's fusion stream and the buffers that kernels take.
 
+use super::contiguous;
 use blackburn_kernels::{
     KernelError,
     buffer::{Buffer, Rows},
-    transpose::transpose,
 };
 use burn_backend::{DType, cubecl::dtype_to_elem_type};
-use burn_cubecl::{
-    CubeBackend, CubeDevice, kernel, ops::numeric::zeros_client, tensor::CubeTensor,
-};
+use burn_cubecl::{CubeBackend, CubeDevice, ops::numeric::zeros_client, tensor::CubeTensor};
 use burn_cubecl_fusion::CubeFusionHandle;
 use burn_fusion::stream::Context;
 use burn_ir::{BackendIr, TensorId, TensorIr};
 use burn_std::{Metadata, Shape};
-use cubecl::{
-    client::Client,
-    ir::ElemType,
-    server::Handle,
-    std::tensor::{TensorHandle, into_contiguous},
-};
+use cubecl::{client::Client, ir::ElemType, server::Handle};
 
 /// The tensors that exist while a provider's operation runs.
 pub(crate) type Tensors = Context<CubeFusionHandle>;
@@ -105,9 +98,11 @@ impl Input {
         if self.is_contiguous() || self.elements() == 0 {
             return self;
         }
-        let Self { client, shape, strides, dtype, handle, .. } = &self;
-        let strided = TensorHandle::new(handle.clone(), &shape[..], &strides[..], *dtype);
-        let copy = into_contiguous(client, strided.binding(), *dtype);
+        let Self { client, shape, strides, device, handle, burn_dtype, .. } = &self;
+        let metadata = Metadata::new(Shape::from(shape.clone()), strides.clone());
+        let strided =
+            CubeTensor::new(client.clone(), handle.clone(), metadata, device.clone(), *burn_dtype);
+        let copy = contiguous(strided);
         Self { handle: copy.handle, strides: contiguous_strides(shape), ..self }
     }
 
@@ -174,31 +169,6 @@ pub(crate) fn take_cube_tensor(
     let (id, shape) = (known.id, known.shape.clone());
     let handle = context.handles.get_handle(&id, &tensor.status);
     Ok(CubeBackend::float_tensor(burn_ir::TensorHandle { handle, shape }))
-}
-
-/// A tensor whose elements follow each other: itself, or a copy. Matrices that lie transposed are turned square by
-/// square, which Burn's copies are not.
-pub(crate) fn contiguous(tensor: CubeTensor) -> CubeTensor {
-    turned(&tensor).unwrap_or_else(|| kernel::into_contiguous(tensor))
-}
-
-/// A copy of a matrix of floating-point numbers whose columns follow each other, if it is one that a kernel turns.
-fn turned(tensor: &CubeTensor) -> Option<CubeTensor> {
-    let (&[rows, columns], &[1, pitch]) = (&tensor.meta.shape()[..], &tensor.meta.strides()[..])
-    else {
-        return None;
-    };
-    let is_plain = tensor.dtype.is_float() && tensor.qparams.is_none() && !tensor.meta.is_tiled();
-    // A matrix of one row or column lies both ways.
-    if rows.min(columns) < 2 || !is_plain {
-        return None;
-    }
-    let dtype = dtype_to_elem_type(tensor.dtype);
-    let elements = usize::try_from(tensor.handle.size_in_used()).ok()? / dtype.size();
-    let source = Buffer { handle: tensor.handle.clone(), elements, dtype };
-    let target = Buffer::empty(&tensor.client, rows * columns, dtype);
-    transpose(&tensor.client, &source, &target, columns, pitch).ok()?;
-    Some(contiguous_tensor(tensor, target, Shape::new([rows, columns]), tensor.dtype))
 }
 
 /// The memory of a tensor, copied if its elements do not follow each other. It is let go of: where it was

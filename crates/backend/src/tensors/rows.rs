@@ -1,12 +1,13 @@
 //! Tensors as rows along their last dimension, as kernels read them.
 
+use super::contiguous;
 use blackburn_kernels::buffer::Buffer;
 use burn::{
     backend::TensorMetadata,
     tensor::{DType, Shape},
 };
 use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
 use cubecl::{client::Client, server::Handle};
 
@@ -27,7 +28,7 @@ impl TensorRows {
         match Self::stride_of(&tensor) {
             Some(stride) => Self::new(tensor, stride),
             None => {
-                let tensor = into_contiguous(tensor);
+                let tensor = contiguous(tensor);
                 // The copy may have its rows aligned.
                 let stride = Self::stride_of(&tensor);
                 let columns = tensor.shape().last().copied().unwrap_or(1);

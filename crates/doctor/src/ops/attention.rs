@@ -242,7 +242,7 @@ fn run(
         planned => planned?,
     };
     let result = AttentionResult::of(&output, &dout_buffer, dout.rows);
-    let gives_dbias = by.gives_bias_gradient() && bias.is_some();
+    let gives_dbias = by.gives_bias_gradient(&problem, client) && bias.is_some();
     let made = attention_backward_with(client, &problem, &by, &tensors, &result, gives_dbias)?;
     let backward = attention.backward(&inputs.dout);
     let bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);

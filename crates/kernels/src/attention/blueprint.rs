@@ -233,8 +233,8 @@ impl AttentionBlueprint {
     }
 
     /// Whether the backward pass by this plan can give the gradient of a bias.
-    pub fn gives_bias_gradient(&self) -> bool {
-        self.family == Family::Portable
+    pub fn gives_bias_gradient(&self, problem: &AttentionProblem, client: &Client) -> bool {
+        self.family == Family::Portable || Self::mma_gives_bias(problem, DeviceProfile::of(client))
     }
 
     /// Whether the same input gives the same bits each time.

@@ -105,8 +105,9 @@ pub struct AttentionGradients {
     pub dk: Buffer,
     /// Of the values, as those of the keys.
     pub dv: Buffer,
-    /// Of the bias for every pair, f32, `[batch, heads_q, seq_q, seq_kv]`, if asked for: to be
-    /// summed over the dimensions that the bias was repeated along.
+    /// Of the bias for every pair, f32, `[bias_batches, heads_q, seq_q, seq_kv]`, if asked for. It is added up over
+    /// [sequences that share the bias](AttentionProblem::bias_batches), and has to be over the other dimensions that the
+    /// bias was repeated along.
     pub dbias: Option<Buffer>,
 }
 
@@ -146,6 +147,12 @@ impl<'a> Call<'a> {
             None => MaskMap::of(&self, words)?,
         };
         Ok(Self { map, ..self })
+    }
+
+    /// The call without the map of its mask, for kernels that the plan's map is not made for.
+    #[cfg(feature = "cuda")]
+    pub(super) fn unmapped(&self) -> Self {
+        Self { map: None, ..*self }
     }
 
     fn check_inputs(&self) -> Result<(), KernelError> {

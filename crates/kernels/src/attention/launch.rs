@@ -9,6 +9,7 @@ use super::{mma_launch, once_launch, tcgen05_launch, wgmma_launch};
 use crate::{
     Family, KernelError, Pass,
     buffer::{Buffer, F32},
+    column_sum::{ColumnSumProblem, column_sum},
 };
 use cubecl::client::Client;
 
@@ -70,9 +71,10 @@ pub fn attention_backward(
 ) -> Result<AttentionGradients, KernelError> {
     problem.validate()?;
     let mut blueprint = AttentionBlueprint::plan(problem, Pass::Backward, client)?;
-    if wants_bias && problem.bias.is_some() && !blueprint.gives_bias_gradient() {
+    let gives_bias = |plan: &AttentionBlueprint| plan.gives_bias_gradient(problem, client);
+    if wants_bias && problem.bias.is_some() && !gives_bias(&blueprint) {
         let plans = AttentionBlueprint::candidates(problem, Pass::Backward, client);
-        let giving = plans.into_iter().find(AttentionBlueprint::gives_bias_gradient);
+        let giving = plans.into_iter().find(gives_bias);
         let none = || unsupported("the gradient of a bias on this device".into());
         blueprint = giving.ok_or_else(none)?;
     }
@@ -96,7 +98,7 @@ pub fn attention_backward_with(
     call.check_result(result)?;
     let call = call.planned(blueprint, Pass::Backward)?;
     let wants_bias = wants_bias && problem.bias.is_some();
-    if wants_bias && !blueprint.gives_bias_gradient() {
+    if wants_bias && !blueprint.gives_bias_gradient(problem, client) {
         return Err(unsupported(format!("the gradient of a bias by {:?}", blueprint.family)));
     }
     if wants_bias && u32::try_from(problem.pair_elements()).is_err() {
@@ -104,11 +106,13 @@ pub fn attention_backward_with(
         return Err(unsupported(reason));
     }
     let kv = || Buffer::empty(client, problem.kv_elements(), problem.dtype);
-    let gradients = AttentionGradients {
+    // The portable kernel for queries writes it. On tensor cores it has a kernel of its own.
+    let writes_bias = wants_bias && blueprint.family == Family::Portable;
+    let mut gradients = AttentionGradients {
         dq: Buffer::empty(client, problem.out_elements(), problem.dtype),
         dk: kv(),
         dv: kv(),
-        dbias: wants_bias.then(|| Buffer::empty(client, problem.pair_elements(), F32)),
+        dbias: writes_bias.then(|| Buffer::empty(client, problem.pair_elements(), F32)),
     };
     match blueprint.family {
         Family::Portable => portable_launch::backward(&call, blueprint, result, &gradients)?,
@@ -125,5 +129,35 @@ pub fn attention_backward_with(
         #[cfg(not(feature = "cuda"))]
         other => return Err(unsupported(format!("the backward pass by {other:?}"))),
     }
+    #[cfg(feature = "cuda")]
+    if wants_bias && !writes_bias {
+        gradients.dbias = Some(mma_launch::bias_gradient(&call, result)?);
+    }
+    gradients.dbias = match gradients.dbias {
+        Some(parts) => Some(summed_parts(client, problem, parts)?),
+        None => None,
+    };
     Ok(gradients)
+}
+
+/// The gradient of a bias, from one for each part of the sequences that share the bias.
+fn summed_parts(
+    client: &Client,
+    problem: &AttentionProblem,
+    parts: Buffer,
+) -> Result<Buffer, KernelError> {
+    let pairs = problem.pairs_of_sequence();
+    let count = parts.elements / pairs;
+    if count == problem.bias_batches() {
+        return Ok(parts);
+    }
+    let sum = ColumnSumProblem {
+        outer: 1,
+        rows: count,
+        columns: pairs,
+        outer_stride: parts.elements,
+        row_stride: pairs,
+        dtype: F32,
+    };
+    column_sum(client, &sum, &parts)
 }

@@ -256,7 +256,7 @@ pub(crate) fn attention_backward_mma_kernel<I: Float, M: Numeric, R: Size, P: Si
                 };
                 let open = open_keys(&tile.sequence, warp_row, first_column, 16u32, side);
                 let checked = is_checked(&tile.sequence, warp_row, first_column, open, 16u32, side);
-                let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
+                let made = pair_gradients::<I, M, R>(products, terms, &tile, checked, false);
                 let dtype = comptime!(blueprint.dtype);
                 if comptime!(blueprint.gives != Gives::First) {
                     second_sums = mma_weights::<R, P>(

@@ -4,16 +4,22 @@ use super::{
     AttentionBlueprint, AttentionGradients, AttentionOutput, AttentionResult,
     call::{Call, device_strides, heads},
     mma_backward::{Gives, MmaBackwardBlueprint, attention_backward_mma_kernel},
+    mma_bias::{MmaBiasBlueprint, attention_bias_gradient_mma_kernel},
     mma_forward::{MmaForwardBlueprint, attention_forward_mma_kernel},
-    mma_plan::mma_backward_tiles,
+    mma_plan::{MOVING, mma_backward_tiles, mma_bias_tiles},
     problem::unsupported,
     tensor_core::{Tensor, halves, ptx_type, row_terms},
 };
-use crate::{DeviceProfile, KernelError, ahead};
+use crate::{
+    DeviceProfile, KernelError, ahead,
+    buffer::{Buffer, F32},
+};
 use cubecl::prelude::*;
 
 /// Rows of a warp.
 const WARP_ROWS: usize = 16;
+/// Cubes of a multiprocessor that the gradient of a shared bias is divided among, by its sequences.
+const BIAS_CUBES: usize = 4;
 
 /// The forward pass.
 pub(super) fn forward(
@@ -56,7 +62,7 @@ pub(super) fn forward(
     })
 }
 
-/// The backward pass, without the gradient of a bias.
+/// The backward pass, but for the gradient of a bias.
 pub(super) fn backward(
     call: &Call<'_>,
     blueprint: &AttentionBlueprint,
@@ -108,4 +114,60 @@ pub(super) fn backward(
         })?;
     }
     Ok(())
+}
+
+/// The gradient of the bias for every pair, in parts of the sequences that share it: f32,
+/// `[parts, heads_q, seq_q, seq_kv]`. The problem has a bias, and a plan of tensor cores serves it.
+pub(super) fn bias_gradient(
+    call: &Call<'_>,
+    result: &AttentionResult<'_>,
+) -> Result<Buffer, KernelError> {
+    let (call, problem) = (&call.unmapped(), call.problem);
+    let device = DeviceProfile::of(call.client);
+    let row_bytes = problem.head_dim * problem.dtype.size();
+    let Some((warps, stages)) = mma_bias_tiles(row_bytes, device.shared_bytes) else {
+        return Err(unsupported(format!("{} bytes of shared memory", device.shared_bytes)));
+    };
+    let kernel =
+        MmaBiasBlueprint { dtype: ptx_type(call)?, head_dim: problem.head_dim, warps, stages };
+    let terms = row_terms(call, result, None)?;
+    let [q, k, v] = Tensor::inputs(call);
+    let dout = Tensor::of_queries(call, result.dout, result.dout_strides);
+    for tensor in [q, k, v] {
+        tensor.fetched_strides(call)?;
+    }
+    let key_tiles = problem.seq_kv.div_ceil(MOVING);
+    let tiles = problem.seq_q.div_ceil(WARP_ROWS * warps) * key_tiles;
+    let cubes = (BIAS_CUBES * device.multiprocessors).div_ceil(tiles * problem.heads_q).max(1);
+    let sequences = match problem.bias_batches() {
+        1 => problem.batch.div_ceil(cubes),
+        _ => 1,
+    };
+    let parts = problem.batch.div_ceil(sequences);
+    let dbias = Buffer::empty(call.client, parts * problem.pairs_of_sequence(), F32);
+    call.for_batches([tiles, problem.heads_q, parts], |cubes, first| {
+        // SAFETY: as in `backward`; the parts were allocated for the problem, and the kernel stops at their ends.
+        ahead::launch(call.client, |client| unsafe {
+            attention_bias_gradient_mma_kernel::launch_unchecked(
+                client,
+                cubes.clone(),
+                CubeDim::new_1d(kernel.units()),
+                q.arg(),
+                dout.arg(),
+                k.arg(),
+                v.arg(),
+                call.rules(first),
+                terms.arg(1),
+                dbias.arg(1),
+                sequences as u32,
+                key_tiles as u32,
+                kernel,
+                call.types(),
+                // Registers of both products.
+                MOVING,
+            )
+        });
+        Ok(())
+    })?;
+    Ok(dbias)
 }

@@ -43,7 +43,21 @@ pub(super) fn mma_backward_tiles(row_bytes: usize, shared_bytes: usize) -> Optio
     })
 }
 
+/// Warps of the kernel that gives the gradient of a bias, and sequences of which its tiles are held at once, so that
+/// they fit the shared memory.
+pub(super) fn mma_bias_tiles(row_bytes: usize, shared_bytes: usize) -> Option<(usize, usize)> {
+    [(4, 2), (4, 1), (2, 1)].into_iter().find(|(warps, stages)| {
+        stages * 2 * rows_bytes(row_bytes, 16 * warps + MOVING) <= shared_bytes
+    })
+}
+
 impl AttentionBlueprint {
+    /// Whether tensor cores can give the gradient of the problem's bias beside a plan of theirs.
+    pub(super) fn mma_gives_bias(problem: &AttentionProblem, device: DeviceProfile) -> bool {
+        let row_bytes = problem.head_dim * problem.dtype.size();
+        mma_bias_tiles(row_bytes, device.shared_bytes).is_some()
+    }
+
     /// The plan by the instructions of Ampere and later, if they serve the problem and its tiles fit the device. Numbers
     /// of f32 are multiplied as TF32.
     pub(super) fn mma(

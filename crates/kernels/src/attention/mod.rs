@@ -63,8 +63,8 @@
 //! |---|---|---|
 //! | [`Family::Portable`](crate::Family::Portable) | multiply-adds in f32 | every runtime; few queries over many keys by plans that [split](AttentionBlueprint::split) |
 //! | [`Family::Tcgen05`](crate::Family::Tcgen05) | `tcgen05.mma` fed by TMA, sums in tensor memory | as `wgmma`, on Blackwell's data-center GPUs (`sm_100a`, `sm_103a`), heads up to 128 in both passes |
-//! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16, without the gradient of a bias; backward above 128 by plans that are [atomic](AttentionBlueprint::atomic), without a cap or a bias |
-//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | f16, bf16 and f32 as [TF32](AttentionProblem::full_f32), from Ampere on, heads of a multiple of 16, without the gradient of a bias; in 16 bits plans that split, too |
+//! | [`Family::Wgmma`](crate::Family::Wgmma) | `wgmma` fed by TMA | f16 and bf16 on Hopper (`sm_90a`), heads of a multiple of 16; backward above 128 by plans that are [atomic](AttentionBlueprint::atomic), without a cap or a bias |
+//! | [`Family::Mma`](crate::Family::Mma) | `mma.sync` fed by `cp.async` | f16, bf16 and f32 as [TF32](AttentionProblem::full_f32), from Ampere on, heads of a multiple of 16; in 16 bits plans that split, too; the gradient of a bias beside the other families of tensor cores |
 //!
 //! # Few queries over many keys
 //!
@@ -106,6 +106,8 @@ mod mask_map;
 mod mask_maps;
 #[cfg(feature = "cuda")]
 mod mma_backward;
+#[cfg(feature = "cuda")]
+mod mma_bias;
 #[cfg(feature = "cuda")]
 mod mma_forward;
 #[cfg(feature = "cuda")]

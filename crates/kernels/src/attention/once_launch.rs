@@ -87,7 +87,7 @@ pub(super) fn with_query_sums(
     })
 }
 
-/// The backward pass, without the gradient of a bias.
+/// The backward pass, but for the gradient of a bias.
 pub(super) fn backward(
     call: &Call<'_>,
     blueprint: &AttentionBlueprint,

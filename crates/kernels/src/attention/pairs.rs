@@ -101,20 +101,22 @@ impl<'a, I: Float, M: Numeric> PairTile<'a, I, M> {
     }
 }
 
-/// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others. Pairs that are not
-/// seen are sought where there may be some: if it `is_checked`.
+/// Makes `dropout(P)` of the first 32 registers and `dS`, without the scale, of the others: the gradient of products, or
+/// that of what is `behind_cap`, as a bias is. Pairs that are not seen are sought where there may be some: if it
+/// `is_checked`.
 #[cube]
 pub(super) fn pair_gradients<I: Float, M: Numeric, R: Size>(
     products: Vector<f32, R>,
     terms: &[f32],
     tile: &PairTile<'_, I, M>,
     is_checked: bool,
+    #[comptime] behind_cap: bool,
 ) -> Vector<f32, R> {
     let options = comptime!(tile.sequence.rules.options);
     if comptime!(options.looks_up_pairs()) || is_checked {
-        gradients_of::<I, M, R>(products, terms, tile, true)
+        gradients_of::<I, M, R>(products, terms, tile, true, behind_cap)
     } else {
-        gradients_of::<I, M, R>(products, terms, tile, false)
+        gradients_of::<I, M, R>(products, terms, tile, false, behind_cap)
     }
 }
 
@@ -124,6 +126,7 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
     terms: &[f32],
     tile: &PairTile<'_, I, M>,
     #[comptime] masked: bool,
+    #[comptime] behind_cap: bool,
 ) -> Vector<f32, R> {
     let sequence = &tile.sequence;
     let rules = sequence.rules;
@@ -145,7 +148,9 @@ fn gradients_of<I: Float, M: Numeric, R: Size>(
         let mut slope = 1.0f32;
         if comptime!(options.softcap || options.bias) {
             score = rules.bounded_score(score);
-            slope = rules.score_slope(score);
+            if comptime!(!behind_cap) {
+                slope = rules.score_slope(score);
+            }
             score += sequence.bias_at(within_q, within_kv);
         }
         let at = (tile.deltas + within_q) as usize;

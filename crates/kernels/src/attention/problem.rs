@@ -215,9 +215,22 @@ impl AttentionProblem {
         2 * self.query_elements()
     }
 
-    /// Elements of the gradient of the bias: all pairs.
+    /// Pairs of all sequences and heads.
     pub fn pair_elements(&self) -> usize {
-        self.batch * self.heads_q * self.seq_q * self.seq_kv
+        self.batch * self.pairs_of_sequence()
+    }
+
+    /// Pairs of all heads of a sequence.
+    pub(super) fn pairs_of_sequence(&self) -> usize {
+        self.heads_q * self.seq_q * self.seq_kv
+    }
+
+    /// Sequences that the gradient of the bias is apart for: 1 where all share the bias.
+    pub fn bias_batches(&self) -> usize {
+        match self.bias {
+            Some(Pairs { batch: 0, .. }) => 1,
+            _ => self.batch,
+        }
     }
 
     /// Where the output lies.

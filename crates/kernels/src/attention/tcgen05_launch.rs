@@ -55,7 +55,7 @@ pub(super) fn forward(
     Ok(())
 }
 
-/// The backward pass, without the gradient of a bias.
+/// The backward pass, but for the gradient of a bias.
 pub(super) fn backward(
     call: &Call<'_>,
     blueprint: &AttentionBlueprint,

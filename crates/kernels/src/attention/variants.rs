@@ -203,6 +203,6 @@ fn launch(
     let lse = Buffer::empty(client, problem.lse_elements(), F32);
     let result =
         AttentionResult { out: &tensor, lse: &lse, dout: &tensor, dout_strides: problem.out() };
-    let wants_bias = plan.gives_bias_gradient();
+    let wants_bias = plan.gives_bias_gradient(problem, client);
     attention_backward_with(client, problem, plan, &inputs, &result, wants_bias).map(drop)
 }

@@ -240,7 +240,7 @@ pub(crate) fn attention_backward_wgmma_kernel<I: Float, M: Numeric, R: Size, P: 
             }
             let open = open_keys(&tile.sequence, group_row, first_column, 64u32, side);
             let checked = is_checked(&tile.sequence, group_row, first_column, open, 64u32, side);
-            let made = pair_gradients::<I, M, R>(products, terms, &tile, checked);
+            let made = pair_gradients::<I, M, R>(products, terms, &tile, checked, false);
             let dtype = comptime!(blueprint.dtype);
             if comptime!(side == Side::Keys) {
                 second_sums = wgmma_weights::<R, P>(

@@ -145,7 +145,7 @@ pub(super) fn forward(
     Ok(())
 }
 
-/// The backward pass that computes each pair's products twice, without the gradient of a bias.
+/// The backward pass that computes each pair's products twice, but for the gradient of a bias.
 pub(super) fn backward(
     call: &Call<'_>,
     result: &AttentionResult<'_>,

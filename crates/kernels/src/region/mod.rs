@@ -1,19 +1,23 @@
-//! Writing to a part of a tensor, or adding to it:
+//! Writing from a part of one tensor to a part of another, or adding to it:
 //!
 //! ```text
-//! target[start + step * i] = source[i]          target[start + step * i] += source[i]
+//! target[start + step * i] = source[start + step * i]          target[start + step * i] += source[start + step * i]
 //! ```
 //!
-//! for each place i of the source, which has a dimension for each of the target's. It is what the gradient of a slice is:
-//! the slice's, written to zeros or added to another gradient. Only the part is touched.
+//! for each place i of the part, each tensor with starts and steps of its own. A permuted tensor or a slice is copied so,
+//! and the gradient of a slice is: the slice's, written to zeros or added to another gradient. Only the part is touched.
 //!
 //! | tensor | shape | dtype |
 //! |---|---|---|
 //! | source, read | any, with any distances | f32, f16 or bf16 |
-//! | target, written, and read for a sum | the same part of it, with distances of its own | the same |
+//! | target, written, and read for a sum | the same, with distances of its own | the same |
 //!
 //! A sum is one of f32, rounded to the type once. No two places of the source may lie on one of the target.
+//!
+//! Where neighbors of the source are not those of the target, as in a transposed matrix, cubes turn squares of both
+//! dimensions in shared memory ([`turned`]).
 
+mod turned;
 mod variants;
 
 use crate::{
@@ -27,6 +31,7 @@ use cubecl::{
     ir::{ElemType, VectorSize},
     prelude::*,
 };
+use turned::Turned;
 pub(crate) use variants::variants;
 
 const OP: &str = "region";
@@ -42,9 +47,11 @@ pub struct Region {
     pub shape: Vec<usize>,
     /// From one to the next in the source.
     pub source_strides: Vec<usize>,
-    /// The same in the target, steps of the part included.
+    /// The same in the target. Steps of a part are included in either.
     pub target_strides: Vec<usize>,
-    /// Where the first element goes.
+    /// Where the first element lies in the source.
+    pub source_start: usize,
+    /// Where it goes.
     pub start: usize,
     /// Whether it is added to what is there.
     pub adds: bool,
@@ -67,12 +74,15 @@ pub fn write_region(
         return Ok(());
     }
     let dims = region.dims();
-    let starts = [source.offset_bytes(), target.offset_bytes()];
+    let is_in_pairs = source.dtype.size() == 2
+        && region.begins_with_vectors(source, target, 2)
+        && region.source_end().next_multiple_of(2) <= source.elements;
+    if let Some(turned) = Turned::of(region, &dims, is_in_pairs) {
+        turned.launch(client, source, target);
+        return Ok(());
+    }
     let size = widest_vector(client, source.dtype.size(), |size| {
-        let bytes = (size * source.dtype.size()) as u64;
-        starts.into_iter().all(|start| start.is_multiple_of(bytes))
-            && region.start.is_multiple_of(size)
-            && divides(&dims, size)
+        region.begins_with_vectors(source, target, size) && divides(&dims, size)
     });
     let in_vectors = |dim: &Dim, is_last: bool| {
         let of_last = |stride: usize| if is_last { 1 } else { stride / size };
@@ -99,6 +109,7 @@ pub fn write_region(
             target.arg(size),
             dims.iter().rev().enumerate().map(|(at, dim)| in_vectors(dim, is_last(at))).collect(),
             vectors as u32,
+            (region.source_start / size) as u32,
             (region.start / size) as u32,
             region.adds,
             source.dtype,
@@ -127,6 +138,24 @@ fn divides(dims: &[Dim], size: VectorSize) -> bool {
 }
 
 impl Region {
+    /// How far the last element is from the first one.
+    fn last(&self, strides: &[usize]) -> usize {
+        self.shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum()
+    }
+
+    /// The element behind the last one that is read.
+    fn source_end(&self) -> usize {
+        self.source_start + self.last(&self.source_strides) + 1
+    }
+
+    /// Whether the first element of each side begins a vector of so many.
+    fn begins_with_vectors(&self, source: &Buffer, target: &Buffer, size: VectorSize) -> bool {
+        [(source, self.source_start), (target, self.start)].into_iter().all(|(buffer, start)| {
+            let bytes = (size * buffer.dtype.size()) as u64;
+            buffer.offset_bytes().is_multiple_of(bytes) && start.is_multiple_of(size)
+        })
+    }
+
     /// The dimensions as the target has them, outermost first, without those of one element. What follows each other
     /// in both is one.
     fn dims(&self) -> Vec<Dim> {
@@ -176,10 +205,7 @@ impl Region {
         if shape.contains(&0) {
             return Ok(());
         }
-        let last = |strides: &[usize]| -> usize {
-            shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum()
-        };
-        let ends = [last(source_strides) + 1, start + last(target_strides) + 1];
+        let ends = [self.source_end(), start + self.last(target_strides) + 1];
         for ((argument, buffer), end) in
             [("source", source), ("target", target)].into_iter().zip(ends)
         {
@@ -212,6 +238,7 @@ pub(crate) fn region_kernel<F: Float, N: Size>(
     target: &mut [Vector<F, N>],
     dims: Sequence<WalkedDim>,
     vectors: u32,
+    source_start: u32,
     start: u32,
     #[comptime] adds: bool,
     #[define(F)] _dtype: ElemType,
@@ -220,7 +247,7 @@ pub(crate) fn region_kernel<F: Float, N: Size>(
     let stride = CUBE_COUNT as u32 * CUBE_DIM;
     while index < vectors {
         let mut rest = index;
-        let mut from = 0u32;
+        let mut from = source_start;
         let mut to = start;
         #[unroll]
         for at in 0..dims.len() {
@@ -250,6 +277,7 @@ mod tests {
             shape: shape.to_vec(),
             source_strides: source.to_vec(),
             target_strides: target.to_vec(),
+            source_start: 0,
             start: 0,
             adds: false,
         }

@@ -10,7 +10,10 @@ use crate::{
 /// Eight cubes of 256 units a multiprocessor.
 const PROMISES: [(&str, Promise); 1] = [("region", Promise::registers(32))];
 
-/// One of three parts of a projection, by vectors; and every second pixel, by elements.
+const TURNED: [(&str, Promise); 1] = [("region_turned", Promise::registers(32))];
+
+/// One of three parts of a projection, by vectors; every second pixel, by elements; and images whose channels go behind
+/// their pixels, by pairs and by elements.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for (dtype, name) in FLOATS {
@@ -22,6 +25,7 @@ pub(crate) fn variants() -> Vec<Variant> {
                     shape: vec![rows, columns],
                     source_strides: vec![columns, 1],
                     target_strides: vec![3 * columns, 1],
+                    source_start: 0,
                     start: columns,
                     adds,
                 };
@@ -40,6 +44,7 @@ pub(crate) fn variants() -> Vec<Variant> {
                     2 * channels,
                     1,
                 ],
+                source_start: 0,
                 start: channels,
                 adds: false,
             };
@@ -47,6 +52,22 @@ pub(crate) fn variants() -> Vec<Variant> {
             let buffer = |elements| Buffer::empty(client, elements, dtype);
             write_region(client, &region, &buffer(elements), &buffer(4 * elements))
         }));
+        for channels in [64, 33] {
+            let name = format!("{name}_{channels}_channels_behind");
+            all.push(Variant::new(name, TURNED, move |client| {
+                let pixels = 32 * 32;
+                let region = Region {
+                    shape: vec![8, pixels, channels],
+                    source_strides: vec![channels * pixels, 1, pixels],
+                    target_strides: vec![channels * pixels, channels, 1],
+                    source_start: 0,
+                    start: 0,
+                    adds: false,
+                };
+                let buffer = || Buffer::empty(client, 8 * channels * pixels, dtype);
+                write_region(client, &region, &buffer(), &buffer())
+            }));
+        }
     }
     all
 }

@@ -176,6 +176,12 @@ pub(super) fn cases() -> Vec<Case> {
         add("attention_mma_causal_is_within_bounds", gpu, false, |recorder| {
             both(recorder, Wanted::Of(Family::Mma), CAUSAL)
         });
+        add(
+            "attention_mma_of_windows_that_share_a_bias_is_within_bounds",
+            gpu,
+            false,
+            |recorder| both(recorder, Wanted::Of(Family::Mma), cases::WINDOWS),
+        );
         add("attention_mma_of_wide_heads_is_within_bounds", gpu, false, |recorder| {
             both(recorder, Wanted::Of(Family::Mma), WIDE)
         });
@@ -312,12 +318,12 @@ fn plans(
     plans
 }
 
-/// Every option, in heads of every size that has plans of its own.
 /// The case with weights left out at random.
 fn dropped(case: AttentionCase) -> AttentionCase {
     AttentionCase { options: AttentionOptions { dropout: cases::DROPOUT, ..case.options }, ..case }
 }
 
+/// Every option, in heads of every size that has plans of its own.
 fn every_option(recorder: &Recorder, wanted: Wanted) -> Result<(), Failed> {
     for case in cases::options() {
         both(recorder, wanted, case).map_err(|error| named(&case, &error))?;
@@ -424,7 +430,8 @@ fn forward(
     let (storage, client) = (tensors.storage, recorder.client());
     let attention = inputs.attention(case);
     let expected = attention.forward();
-    let bounds = attention.forward_bounds(&expected, &precision(client, storage));
+    let precision = precision(client, storage).with_roundings(case.roundings());
+    let bounds = attention.forward_bounds(&expected, &precision);
     let problem = problem(&case, storage);
     let plan = wanted.of(&plans(&problem, &case, Pass::Forward, client), Pass::Forward)?;
     let output = attention_forward_with(client, &problem, &plan, &tensors.all())?;
@@ -460,15 +467,15 @@ fn both_of(
     let client = recorder.client();
     let attention = inputs.attention(case);
     let backward = attention.backward(&inputs.dout);
-    let backward_bounds =
-        attention.backward_bounds(&backward, &inputs.dout, &precision(client, storage));
+    let precision = precision(client, storage).with_roundings(case.roundings());
+    let backward_bounds = attention.backward_bounds(&backward, &inputs.dout, &precision);
     let problem = problem(&case, storage);
     let tensors = Uploaded::new(recorder, inputs, storage);
     let dout = upload(recorder, &inputs.dout, storage);
     let output = forward(recorder, wanted, case, inputs, &tensors)?;
     let result = AttentionResult::of(&output, &dout, problem.out());
     let plan = wanted.of(&plans(&problem, &case, Pass::Backward, client), Pass::Backward)?;
-    let wants_bias = plan.gives_bias_gradient();
+    let wants_bias = plan.gives_bias_gradient(&problem, client);
     let tensors = tensors.all();
     let gradients =
         attention_backward_with(client, &problem, &plan, &tensors, &result, wants_bias)?;
@@ -476,13 +483,14 @@ fn both_of(
     within(recorder, &gradients.dk, storage, &backward.dk, &backward_bounds.dk)?;
     within(recorder, &gradients.dv, storage, &backward.dv, &backward_bounds.dv)?;
     match (gradients.dbias, &backward.dbias, &backward_bounds.dbias) {
-        // What is repeated is summed by whoever asked for it.
+        // What heads, queries or keys share is summed by whoever asked for it.
         (Some(pairs), Some(sums), _) if pairs.elements != sums.len() => {
             download(recorder, &pairs, Storage::F32).map(drop)
         }
         (Some(pairs), Some(sums), Some(bounds)) => {
             within(recorder, &pairs, Storage::F32, sums, bounds)
         }
-        _ => Ok(()),
+        (None, None, None) => Ok(()),
+        _ => Err("the bias has no gradient".into()),
     }
 }

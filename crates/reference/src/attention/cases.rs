@@ -24,6 +24,18 @@ const EVERYTHING: AttentionOptions = AttentionOptions {
     bias: Some(PairShape::PerHead),
 };
 
+/// As many short sequences that share a bias as an image has windows: more than a GPU runs tiles at once.
+pub const WINDOWS: AttentionCase = AttentionCase {
+    name: "windows that share a bias",
+    batch: 1100,
+    heads_q: 1,
+    heads_kv: 1,
+    seq_q: 9,
+    seq_kv: 11,
+    head_dim: 16,
+    options: AttentionOptions { bias: Some(PairShape::PerHead), ..PLAIN },
+};
+
 /// Cases small enough for software devices: [`edges`], then [`options`].
 pub fn small() -> Vec<AttentionCase> {
     [edges(), options()].concat()

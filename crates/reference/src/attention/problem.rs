@@ -1,6 +1,6 @@
 //! What is asked: sizes, options, which pairs are visible, and what they cost.
 
-use super::Dropout;
+use super::{Dropout, Roundings};
 use std::{fmt, ops::Range};
 
 /// Attention to test or to time.
@@ -95,6 +95,18 @@ impl AttentionCase {
     /// Factor of the scores.
     pub fn scale(&self) -> f64 {
         self.options.scale.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
+    }
+
+    /// How roundings enter the bounds of tests. The naive computation errs little by luck in one of so many small heads, so
+    /// that no bound follows from its error.
+    pub fn roundings(&self) -> Roundings {
+        const MANY_HEADS: usize = 100;
+        const SMALL_HEAD: usize = 256;
+        let is_small = self.seq_q.min(self.seq_kv) * self.head_dim < SMALL_HEAD;
+        match is_small && self.batch * self.heads_kv > MANY_HEADS {
+            true => Roundings::Counted,
+            false => Roundings::Naive,
+        }
     }
 
     /// Elements of `q`, `o` and their gradients.

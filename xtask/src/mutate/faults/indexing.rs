@@ -8,7 +8,7 @@ const SCATTER: &[&str] = &["scatter::"];
 pub(super) const FILES: &[InFile] = &[
     InFile {
         file: "crates/kernels/src/region/mod.rs",
-        tests: &["slice_gradient"],
+        tests: &["slice_gradient", "copies"],
         rows: &[
             device("written and not added", "comptime!(adds)", "comptime!(false)"),
             device("start ignored", "let mut to = start;", "let mut to = start - start;"),
@@ -18,7 +18,34 @@ pub(super) const FILES: &[InFile] = &[
                 "outer.source == dim.size * dim.source",
             ),
             host("vectors across steps", "&& last.target == 1", ""),
+            device(
+                "start of the source ignored",
+                "let mut from = source_start;",
+                "let mut from = 0u32;",
+            ),
         ],
+    },
+    InFile {
+        file: "crates/kernels/src/region/turned.rs",
+        tests: &["copies"],
+        rows: &[
+            device(
+                "squares not turned",
+                "square[place as usize] = value",
+                "square[row as usize] = value",
+            ),
+            device("rows beyond the end", "first_read + row < read.size", "true"),
+            host(
+                "pairs that begin within words",
+                "even.all(|size| size.is_multiple_of(2))",
+                "true",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/backend/src/tensors/copies.rs",
+        tests: &["copies", "slice_gradient"],
+        rows: &[host("start of a part ignored", "source_start: start,", "source_start: 0,")],
     },
     InFile {
         file: "crates/kernels/src/scan/operation.rs",

@@ -263,6 +263,22 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
+        file: "crates/kernels/src/attention/mma_bias.rs",
+        tests: ATTENTION,
+        rows: &[
+            device(
+                "gradient of the last sequence taken for the sum",
+                "sums.extract(i) + made.extract(comptime!(32 + i))",
+                "made.extract(comptime!(32 + i))",
+            ),
+            device(
+                "a part of more sequences than there are",
+                "min(sequences_of_part, rules.sizes.batch - first_sequence)",
+                "sequences_of_part",
+            ),
+        ],
+    },
+    InFile {
         file: "crates/kernels/src/attention/mma_tiles.rs",
         tests: ATTENTION,
         rows: &[device("wrong swizzle", "(chunk & 7) ^ (row & 7)", "(chunk & 7) ^ (row & 3)")],

@@ -1,11 +1,10 @@
 //! Operands of a convolution as its kernels take them.
 
 use super::OP;
-use crate::declined::unsupported;
+use crate::{declined::unsupported, tensors::contiguous};
 use blackburn_kernels::{KernelError, buffer::Buffer, matmul::TensorLayout};
 use burn_backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{
-    kernel::into_contiguous,
     ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw},
     tensor::CubeTensor,
 };
@@ -34,7 +33,7 @@ impl Operand {
     pub(super) fn images(tensor: CubeTensor) -> Result<Self, KernelError> {
         let images = Self::of(tensor)?;
         let are_apart = images.sizes().all(|(size, stride)| size == 1 || stride > 0);
-        if are_apart { Ok(images) } else { Self::of(into_contiguous(images.tensor)) }
+        if are_apart { Ok(images) } else { Self::of(contiguous(images.tensor)) }
     }
 
     /// Weights as they lie if those are their taps or their channels that follow each other, without gaps that
@@ -50,7 +49,7 @@ impl Operand {
         if taps_are_even && is_dense && are_apart {
             return Ok(weights);
         }
-        let copy = into_contiguous(permute_nchw_to_nhwc(weights.tensor));
+        let copy = contiguous(permute_nchw_to_nhwc(weights.tensor));
         Self::of(permute_nhwc_to_nchw(copy))
     }
 

@@ -4,7 +4,7 @@ use super::{
     AttentionPrimitives, CachedAttentionPrimitives, CachedInputs, CachedOutput, Gradients, Inputs,
     Mask, Output, Settings, mask_maps,
 };
-use crate::tensors::{contiguous_buffer, contiguous_tensor};
+use crate::tensors::{contiguous, contiguous_buffer, contiguous_tensor, span};
 use blackburn_kernels::{
     KernelError, Pass,
     attention::{
@@ -18,7 +18,7 @@ use burn::{
     tensor::{DType, Shape},
 };
 use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use burn_std::Metadata;
 use cubecl::{
     client::Client,
@@ -43,19 +43,20 @@ impl AttentionPrimitives for CubeBackend {
         settings: Settings,
         wants_bias: bool,
     ) -> Gradients<Self> {
+        let inputs = if wants_bias { with_gradients_apart(inputs) } else { inputs };
         let mut call = Call::new(inputs, &settings);
         // dq is ordered as the output is, which the forward pass ordered as q.
         let out = if is_ordered(&output.out, call.problem.order_q) {
             output.out
         } else {
             call.problem.order_q = Order::HeadsFirst;
-            into_contiguous(output.out)
+            contiguous(output.out)
         };
         let dout = with_whole_rows(dout);
         let result = AttentionResult {
-            out: &whole(&out),
-            lse: &whole(&into_contiguous(output.lse)),
-            dout: &whole(&dout),
+            out: &span(&out),
+            lse: &span(&contiguous(output.lse)),
+            dout: &span(&dout),
             dout_strides: call.rows(&dout),
         };
         let gradients = attention::attention_backward(
@@ -68,7 +69,7 @@ impl AttentionPrimitives for CubeBackend {
         .unwrap_or_else(|error| panic!("{error}"));
         let dbias = gradients.dbias.map(|dbias| {
             let (q, k) = (call.q.shape(), call.k.shape());
-            let pairs = Shape::new([q[0], q[1], q[2], k[2]]);
+            let pairs = Shape::new([call.problem.bias_batches(), q[1], q[2], k[2]]);
             contiguous_tensor(&call.q, dbias, pairs, DType::F32)
         });
         Gradients {
@@ -114,8 +115,8 @@ fn append(cached: [&CubeTensor; 2], new: [CubeTensor; 2], position: &Buffer) {
         cached: cached.map(|tensor| rows(tensor, false)),
         new: [&new[0], &new[1]].map(|tensor| rows(tensor, false)),
     };
-    let [keys, values] = cached.map(whole);
-    let [new_keys, new_values] = [&new[0], &new[1]].map(whole);
+    let [keys, values] = cached.map(span);
+    let [new_keys, new_values] = [&new[0], &new[1]].map(span);
     let tensors =
         AppendTensors { cached: [&keys, &values], new: [&new_keys, &new_values], position };
     attention::attention_append(&new[0].client, &problem, &tensors)
@@ -206,9 +207,9 @@ impl Call {
         });
         Self {
             problem,
-            buffers: [&q, &k, &v].map(whole),
-            mask: mask.as_ref().map(whole),
-            bias: bias.as_ref().map(whole),
+            buffers: [&q, &k, &v].map(span),
+            mask: mask.as_ref().map(span),
+            bias: bias.as_ref().map(span),
             starts,
             key: settings.dropout.and_then(|dropout| dropout.key?.words()),
             maps: mask.as_ref().and_then(|_| mask_maps::current()),
@@ -268,6 +269,17 @@ impl Call {
     }
 }
 
+/// The inputs, with a bias of which each sequence has a gradient of its own: kernels add up those of a bias that was
+/// expanded over sequences.
+fn with_gradients_apart(mut inputs: Inputs<CubeBackend>) -> Inputs<CubeBackend> {
+    let bias = inputs.bias.into_option().map(|bias| {
+        let is_expanded = bias.shape()[0] > 1 && bias.meta.strides()[0] == 0;
+        if is_expanded { contiguous(bias) } else { bias }
+    });
+    inputs.bias = bias.into();
+    inputs
+}
+
 /// The tensor, copied if the elements of a row do not lie side by side, or if rows lie where tensor
 /// cores cannot fetch them and a copy's would not.
 fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
@@ -283,11 +295,7 @@ fn with_whole_rows(tensor: CubeTensor) -> CubeTensor {
     let start = tensor.handle.offset_start.unwrap_or(0);
     let can_be_fetched =
         start.is_multiple_of(FETCHED_BYTES as u64) && (0..3).all(is_aligned) || !is_fetched;
-    if is_whole && can_be_fetched && !tensor.meta.is_tiled() {
-        tensor
-    } else {
-        into_contiguous(tensor)
-    }
+    if is_whole && can_be_fetched && !tensor.meta.is_tiled() { tensor } else { contiguous(tensor) }
 }
 
 fn rows(tensor: &CubeTensor, is_packed: bool) -> HeadStrides {
@@ -324,18 +332,6 @@ fn is_ordered(tensor: &CubeTensor, order: Order) -> bool {
     let strides = ordered_strides(&shape, order);
     let fits = |dim: usize| shape[dim] == 1 || tensor.meta.strides()[dim] == strides[dim];
     !tensor.meta.is_tiled() && (0..4).all(fits)
-}
-
-/// The memory that the tensor's elements span.
-fn whole(tensor: &CubeTensor) -> Buffer {
-    let strides = tensor.meta.strides();
-    let last: usize =
-        tensor.shape().iter().zip(strides.iter()).map(|(size, stride)| (size - 1) * stride).sum();
-    Buffer {
-        handle: tensor.handle.clone(),
-        elements: last + 1,
-        dtype: dtype_to_elem_type(tensor.dtype),
-    }
 }
 
 /// A tensor in the shape of `model`, in that order.

@@ -66,7 +66,9 @@ fn backward<B: Backend>(
         dvs.extend(gradients.dv.map(|dv| cast::<B>(dv, dtype)));
         // Packed sequences, of which there are more, have no bias.
         if wants_bias {
-            dbias = gradients.dscores.into();
+            let shares = inputs.bias.as_option().is_some_and(|bias| bias.shape()[0] == 1);
+            let sum = |pairs| if shares { B::float_sum_dim(pairs, 0) } else { pairs };
+            dbias = gradients.dscores.map(sum).into();
         }
     }
     let [dq, dk, dv] = [dqs, dks, dvs].map(|parts| joined::<B>(parts, 2));

@@ -2,6 +2,8 @@
 
 use super::{Dropout, Window};
 use crate::tensors::Optional;
+#[cfg(feature = "gpu")]
+use crate::tensors::OptionalMetadata;
 use burn::backend::{
     Backend, ExtensionType, backend_extension,
     tensor::{BoolTensor, FloatTensor},
@@ -64,7 +66,8 @@ pub struct Gradients<B: Backend> {
     pub dk: FloatTensor<B>,
     /// The gradient of v.
     pub dv: FloatTensor<B>,
-    /// The gradient of the bias, if it was asked for: for every pair, and in the type of `lse`.
+    /// The gradient of the bias, if it was asked for, in the type of `lse`: for every pair,
+    /// `[batch, heads_q, seq_q, seq_kv]`, with 1 in the place of `batch` where the bias has 1.
     #[extension_type]
     pub dbias: Optional<B>,
 }
@@ -133,8 +136,14 @@ fn gradients_of(
     _settings: &Settings,
     wants_bias: &bool,
 ) -> GradientsMetadata {
-    let InputsMetadata { q, k, v, .. } = inputs;
-    let pairs = || Shape::new([q.shape[0], q.shape[1], q.shape[2], k.shape[2]]);
-    let dbias = wants_bias.then(|| TensorSpec::new(pairs(), DType::F32)).into();
+    let InputsMetadata { q, k, v, bias, .. } = inputs;
+    let pairs = |batches| Shape::new([batches, q.shape[1], q.shape[2], k.shape[2]]);
+    let dbias = match bias {
+        OptionalMetadata::Present(bias) if *wants_bias => {
+            Some(TensorSpec::new(pairs(bias.shape[0]), DType::F32))
+        }
+        _ => None,
+    };
+    let dbias = dbias.into();
     GradientsMetadata { dq: q.clone(), dk: k.clone(), dv: v.clone(), dbias }
 }

@@ -6,14 +6,14 @@ use super::{
     marked,
     primitives::padded_row,
 };
-use crate::tensors::{Optional, contiguous_tensor};
+use crate::tensors::{Optional, contiguous, contiguous_tensor};
 use blackburn_kernels::{KernelError, buffer::Buffer, matmul::Epilogue, quantize::Layouts};
 use burn::{
     backend::{TensorMetadata, tensor::FloatTensor},
     tensor::{DType, Shape},
 };
 use burn_backend::cubecl::dtype_to_elem_type;
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::ir::{ElemType, FloatKind, UIntKind};
 
 impl Fp8Primitives for CubeBackend {
@@ -56,7 +56,7 @@ fn quantize(
     rounding: Rounding,
     layouts: Layouts,
 ) -> (Option<Fp8Matrix<CubeBackend>>, Option<Fp8Matrix<CubeBackend>>) {
-    let x = into_contiguous(x);
+    let x = contiguous(x);
     let shape = x.shape();
     let (rows, columns) = (shape[0], shape[1]);
     let values = buffer(&x, dtype_to_elem_type(x.dtype));
@@ -94,7 +94,7 @@ fn product(
     how: Product,
 ) -> Result<Buffer, KernelError> {
     let out = dtype_to_elem_type(how.out);
-    let bias = bias.into_option().map(|bias| buffer(&into_contiguous(bias), out));
+    let bias = bias.into_option().map(|bias| buffer(&contiguous(bias), out));
     let epilogue = Epilogue { bias, ..Epilogue::default() };
     let [lhs, rhs] = [lhs, rhs].map(|matrix| (Codes::from(matrix), &matrix.scale.client));
     codes::multiply(lhs.1, [&lhs.0, &rhs.0], epilogue, out, how.promoted).map(|output| output.out)
