@@ -1,7 +1,7 @@
 """Whole models in PyTorch as their best users write them: BERT-large, Llama of 1.1 billion, four layers of Llama of 8
 billion, ResNet-50, ResNeXt-50, DenseNet-121, ConvNeXt-T, a vision transformer, Swin-T, an MLP mixer, MobileNet v2,
-EfficientNet-B0, an encoder and decoder, U-Nets, DiT-B, DCGAN, WaveNet, Conformer, a graph convolutional network, and one
-LSTM or GRU layer.
+EfficientNet-B0, a detector, an encoder and decoder, T5, a mixture of experts, U-Nets, EDSR, DiT-B, DCGAN, WaveNet,
+Conformer, a graph convolutional network, DLRM, and one LSTM or GRU layer.
 
     python3 torch_models.py bert-large --commit abc1234 --note "driver ..."
     python3 torch_models.py llama-1.1b --batch 8 ...
@@ -9,7 +9,7 @@ LSTM or GRU layer.
     python3 torch_models.py vit-b16 ...
 
 Prints a row of benches/results for each batch size. Options and timing are those of torch_gpt.py, and some of the
-models stand in torch_networks.py; both must lie beside this file.
+models stand in torch_networks.py and torch_systems.py; all three must lie beside this file.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import torch_networks as networks
+import torch_systems as systems
 from torch_gpt import Training, add_options, forget, print_row, timed
 
 
@@ -398,6 +399,12 @@ def main():
         "dit-b": (networks.Dit, "64", networks.patches, 256),
         "gcn": (networks.GraphNet, "1", networks.graph, 100_000),
         "dcgan": (networks.dcgan, "128", networks.drawn_and_real, None),
+        "diffusion-unet": (systems.diffusion_unet, "64", systems.latents, None),
+        "detector": (systems.detector, "32", systems.objects, None),
+        "t5-small": (systems.T5, "32", systems.source_and_target, 512 + 128),
+        "moe": (systems.Mixture, "8", systems.words, 1024),
+        "dlrm": (systems.Dlrm, "8192", systems.samples, None),
+        "edsr": (systems.edsr, "16", systems.small_and_large, None),
     }
     parser.add_argument("model", choices=list(models))
     add_options(parser)
@@ -424,6 +431,8 @@ def main():
             shape, unit, kind = f"{shape}D96", "volumes/s", "random volumes, channels_last_3d"
         if args.model == "gcn":
             shape = f"B{batch}N{length}"
+        if args.model == "dlrm":
+            unit, kind = "samples/s", "random data"
         notes = [f"{args.mode}, {kind}, no clipping"]
         print_row(args, args.model, shape, batch * (length or 1), unit, notes, first, times)
 

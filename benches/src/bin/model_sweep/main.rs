@@ -18,7 +18,7 @@ use blackburn_benches::device;
 use burn::{
     module::{Module, ModuleDisplay},
     optim::{AdamWConfig, GradientsParams},
-    tensor::{Device, Distribution, Int, Tensor},
+    tensor::{Device, Tensor},
 };
 use clap::{Parser, ValueEnum};
 use std::{
@@ -27,117 +27,12 @@ use std::{
     time::Instant,
 };
 
+mod data;
+mod drop_in;
 mod names;
+mod unmodified;
 
 use names::{Counted, Name, Shape};
-
-mod unmodified {
-    use burn::{
-        nn,
-        tensor::{module::attention, ops::AttentionModuleOptions},
-    };
-
-    /// Heads of keys are repeated, since Burn's attention does not share them.
-    fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, length, size] = q.dims();
-        let shared = k.dims()[1];
-        let repeated = |x: Tensor<4>| {
-            let x = x.unsqueeze_dim::<5>(2);
-            x.expand([batch, shared, heads / shared, length, size])
-                .reshape([batch, heads, length, size])
-        };
-        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        attention(q, repeated(k), repeated(v), None, None, options)
-    }
-
-    /// Of windows, for each of which there is a bias, and for each of an image a mask that is added as well.
-    fn biased_attention(
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        bias: Tensor<4>,
-        mask: Option<Tensor<4>>,
-    ) -> Tensor<4> {
-        let [batch, heads, tokens, size] = q.dims();
-        let scale = (size as f64).powf(-0.5);
-        let mut scores = (q * scale).matmul(k.swap_dims(2, 3)) + bias;
-        if let Some(mask) = mask {
-            let windows = mask.dims()[0];
-            let apart = scores.reshape([batch / windows, windows, heads, tokens, tokens]);
-            scores = (apart + mask.unsqueeze()).reshape([batch, heads, tokens, tokens]);
-        }
-        activation::softmax(scores, 3).matmul(v)
-    }
-
-    /// The sum, and its norm.
-    fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let sum = x + addend;
-        (sum.clone(), norm.forward(sum))
-    }
-
-    fn criterion(
-        config: CrossEntropyLossConfig,
-        logits: Tensor<2>,
-        targets: Tensor<1, Int>,
-    ) -> Tensor<1> {
-        config.init(&logits.device()).forward(full_precision(logits), targets)
-    }
-
-    include!("models.rs");
-    include!("volumes.rs");
-    include!("networks.rs");
-    include!("convolutions.rs");
-    include!("transformers.rs");
-    include!("graphs.rs");
-}
-
-mod drop_in {
-    use blackburn::{
-        attention::{AttentionOptions, attention},
-        nn,
-    };
-
-    fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-        attention(q, k, v, AttentionOptions { causal: true, ..Default::default() })
-    }
-
-    fn biased_attention(
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        bias: Tensor<4>,
-        mask: Option<Tensor<4>>,
-    ) -> Tensor<4> {
-        // All windows share the bias, and the windows of a place in each image the mask.
-        let [batch, _, tokens, _] = q.dims();
-        let mask = mask.map(|mask| {
-            let windows = mask.dims()[0];
-            let hidden = mask.lower_elem(0.0).unsqueeze::<5>();
-            let hidden = hidden.expand([batch / windows, windows, 1, tokens, tokens]);
-            hidden.reshape([batch, 1, tokens, tokens])
-        });
-        attention(q, k, v, AttentionOptions { bias: Some(bias), mask, ..Default::default() })
-    }
-
-    fn add_rms_norm(norm: &RmsNorm, x: Tensor<3>, addend: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        nn::norm::add_rms_norm(norm, x, addend)
-    }
-
-    fn criterion(
-        config: CrossEntropyLossConfig,
-        logits: Tensor<2>,
-        targets: Tensor<1, Int>,
-    ) -> Tensor<1> {
-        nn::loss::cross_entropy(&config.init(&logits.device()), logits, targets)
-    }
-
-    include!("models.rs");
-    include!("volumes.rs");
-    include!("networks.rs");
-    include!("convolutions.rs");
-    include!("transformers.rs");
-    include!("graphs.rs");
-}
 
 /// Time steps of whole models.
 #[derive(Parser)]
@@ -209,30 +104,6 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn ids<const D: usize>(&self, dims: [usize; D]) -> Tensor<D, Int> {
-        self.ids_below(self.shape.classes, dims)
-    }
-
-    fn ids_below<const D: usize>(&self, upper: usize, dims: [usize; D]) -> Tensor<D, Int> {
-        let ids = Tensor::random(dims, Distribution::Uniform(0.0, upper as f64), self.device);
-        Tensor::from_inner(ids)
-    }
-
-    fn places(&self, count: usize) -> Tensor<2, Int> {
-        let places = Tensor::<1, Int>::arange(0..count as i64, self.device).unsqueeze::<2>();
-        Tensor::from_inner(places.repeat_dim(0, self.shape.batch))
-    }
-
-    fn numbers<const D: usize>(&self, dims: [usize; D]) -> Tensor<D> {
-        let numbers: Tensor<D> = Tensor::random(dims, Distribution::Normal(0.0, 1.0), self.device);
-        Tensor::from_inner(numbers.cast(self.precision.dtype()))
-    }
-
-    fn images(&self) -> Tensor<4> {
-        let Shape { batch, length, .. } = self.shape;
-        self.numbers([batch, 3, length, length])
-    }
-
     /// As recipes in the literature have it, the head is not in 8 bits.
     fn policy(&self) -> PrecisionPolicy {
         let policy = PrecisionPolicy::new(self.precision);
@@ -432,6 +303,36 @@ impl Case<'_> {
             Name::Dcgan => {
                 let noise = self.numbers([batch, unmodified::NOISE, 1, 1]);
                 time!(Dcgan, (noise, self.images()))
+            }
+            Name::DiffusionUNet => {
+                let channels = unmodified::DiffusionUNet::CHANNELS;
+                let latents = || self.numbers([batch, channels, length, length]);
+                time!(DiffusionUNet, (latents(), self.ids_below(1000, [batch]), latents()))
+            }
+            Name::Detector => {
+                let boxes = self.shape.boxes();
+                let told = |numbers| self.ids_below(2, [batch, boxes, numbers]);
+                let sides = self.numbers([batch, boxes, 4]);
+                time!(Detector, (self.images(), sides, told(1), told(self.shape.classes)))
+            }
+            Name::T5 => {
+                let target = self.shape.target();
+                let (source, ids) = (self.ids([batch, length]), self.ids([batch, target]));
+                let buckets = (self.buckets(length, false), self.buckets(target, true));
+                time!(T5, (source, ids, buckets, self.ids([batch * target])))
+            }
+            Name::Mixture => {
+                let (ids, targets) = tokens();
+                time!(Mixture, (ids, self.places(length), targets))
+            }
+            Name::Dlrm => {
+                let numbers = self.numbers([batch, unmodified::Dlrm::NUMBERS]);
+                let clicked = self.ids_below(2, [batch]);
+                time!(Dlrm, (numbers, self.ids([batch, length]), clicked))
+            }
+            Name::Edsr => {
+                let side = unmodified::Edsr::FACTOR * length;
+                time!(Edsr, (self.images(), self.numbers([batch, 3, side, side])))
             }
         }
     }

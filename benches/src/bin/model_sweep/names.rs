@@ -46,6 +46,15 @@ pub(crate) enum Name {
     #[value(name = "gcn")]
     GraphNet,
     Dcgan,
+    #[value(name = "diffusion-unet")]
+    DiffusionUNet,
+    Detector,
+    #[value(name = "t5-small")]
+    T5,
+    #[value(name = "moe")]
+    Mixture,
+    Dlrm,
+    Edsr,
 }
 
 impl Name {
@@ -60,6 +69,11 @@ impl Name {
                 | Self::UNet
                 | Self::VolumeNet
                 | Self::Dcgan
+                | Self::DiffusionUNet
+                | Self::Detector
+                | Self::T5
+                | Self::Mixture
+                | Self::Edsr
         );
         !is_without
     }
@@ -68,11 +82,11 @@ impl Name {
 /// Sizes of a model and its batch.
 pub(crate) struct Shape {
     pub(crate) batch: usize,
-    /// Tokens of a sequence, pixels of the side of an image or a volume, or nodes of a graph.
+    /// Tokens of a sequence, pixels of the side of an image or a volume, nodes of a graph, or ids of a sample.
     pub(crate) length: usize,
     pub(crate) width: usize,
     pub(crate) layers: usize,
-    /// Words, or classes of images.
+    /// Words, classes of images or objects, or what an id is one of.
     pub(crate) classes: usize,
     /// Share of activations that transformers leave out.
     pub(crate) dropout: f64,
@@ -114,6 +128,12 @@ impl Shape {
             Name::Dit => [64, 256, 768, 12, 0],
             Name::GraphNet => [1, 100_000, 256, 3, 64],
             Name::Dcgan => [128, 64, 64, 0, 0],
+            Name::DiffusionUNet => [64, 32, 128, 2, 0],
+            Name::Detector => [32, 320, 32, 0, 80],
+            Name::T5 => [32, 512, 512, 6, 32128],
+            Name::Mixture => [8, 1024, 768, 6, 50304],
+            Name::Dlrm => [8192, 26, 64, 0, 100_000],
+            Name::Edsr => [16, 96, 64, 16, 0],
         };
         let has_dropout = matches!(
             name,
@@ -129,6 +149,16 @@ impl Shape {
         }
     }
 
+    /// Tokens of what T5 makes of a sequence.
+    pub(crate) fn target(&self) -> usize {
+        self.length / 4
+    }
+
+    /// Boxes that the detector proposes of an image: three a pixel at each of three scales.
+    pub(crate) fn boxes(&self) -> usize {
+        3 * [8, 16, 32].map(|pixels| (self.length / pixels).pow(2)).iter().sum::<usize>()
+    }
+
     pub(crate) fn counted(&self, name: Name) -> Counted {
         let Self { batch, length, width, .. } = *self;
         let (suffix, items, unit) = match name {
@@ -142,7 +172,15 @@ impl Shape {
             | Name::EfficientNet
             | Name::ResNext
             | Name::Swin
-            | Name::Dcgan => (String::new(), batch, "images/s"),
+            | Name::Dcgan
+            | Name::DiffusionUNet
+            | Name::Detector
+            | Name::Edsr => (String::new(), batch, "images/s"),
+            Name::Dlrm => (String::new(), batch, "samples/s"),
+            Name::T5 => {
+                let tokens = length + self.target();
+                (format!("T{tokens}"), batch * tokens, "tokens/s")
+            }
             Name::VolumeNet => (format!("D{length}"), batch, "volumes/s"),
             Name::Wave => (format!("T{length}"), batch * length, "samples/s"),
             Name::Conformer => (format!("T{length}"), batch * length, "frames/s"),

@@ -6,6 +6,17 @@ use nn::{
     attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig},
 };
 
+/// What attention makes of products of queries and keys, in front of their softmax.
+struct Scores {
+    /// Added to those of each head: `[1, heads, queries, keys]`.
+    bias: Option<Tensor<4>>,
+    /// Added to those of each window of an image: `[windows, 1, queries, keys]`.
+    mask: Option<Tensor<4>>,
+    /// Divided by the root of a head's size.
+    is_scaled: bool,
+    is_causal: bool,
+}
+
 /// Pixels of a window's side.
 const WINDOW: usize = 7;
 
@@ -90,7 +101,9 @@ impl Windowed {
         let biases = self.biases.val().select(0, self.distances.clone());
         let biases = biases.reshape([tokens, tokens, self.heads]).permute([2, 0, 1]);
         let mask = self.mask.clone().map(|mask| mask.cast(projected.dtype()));
-        let attended = biased_attention(part(0), part(1), part(2), biases.unsqueeze(), mask);
+        let bias = Some(biases.unsqueeze());
+        let scores = Scores { bias, mask, is_scaled: true, is_causal: false };
+        let attended = biased_attention(part(0), part(1), part(2), scores);
         self.output.forward(attended.swap_dims(1, 2).reshape([windows, tokens, width]))
     }
 
