@@ -15,7 +15,7 @@
 //! A sum is one of f32, rounded to the type once. No two places of the source may lie on one of the target.
 //!
 //! Where neighbors of the source are not those of the target, as in a transposed matrix, cubes turn squares of both
-//! dimensions in shared memory ([`turned`]).
+//! dimensions in shared memory (`turned.rs`).
 
 mod turned;
 mod variants;
