@@ -41,7 +41,6 @@ impl AttentionBlueprint {
             false => "attention_backward_once_wgmma",
             true => "attention_backward_once_wide_wgmma",
         };
-        let of_bias = 0;
         let row_terms = ("attention_row_terms", Promise::registers(MOST));
         let mut promises = match self.family {
             Family::Wgmma if self.atomic => vec![
@@ -99,10 +98,7 @@ impl AttentionBlueprint {
             .into(),
         };
         if bias.is_some() && self.family != Family::Portable && !self.split {
-            promises.push((
-                "attention_bias_gradient_mma",
-                Promise::tensor_core("HMMA", MOST).spilling(of_bias),
-            ));
+            promises.push(("attention_bias_gradient_mma", Promise::tensor_core("HMMA", MOST)));
         }
         if self.maps_mask {
             promises.push(("attention_mask_map", Promise::registers(MOST)));
