@@ -136,8 +136,9 @@ impl Buffer {
         unsafe { BufferArg::from_raw_parts(self.argument(), self.elements) }
     }
 
-    /// Pixels as a kernel argument: those that lie apart may end within a vector that no kernel reads.
-    pub(crate) fn arg_of_pixels(&self) -> BufferArg {
+    /// The memory as a kernel argument that may end within a vector, which no kernel reads: pixels that lie apart, a
+    /// tensor of which a part is copied.
+    pub(crate) fn arg_read_in_part(&self) -> BufferArg {
         // SAFETY: whoever made the buffer states that its memory holds its elements.
         unsafe { BufferArg::from_raw_parts(self.argument(), self.elements) }
     }

@@ -50,9 +50,12 @@ const PARTS: [Part; 14] = [
 ];
 
 fn regions(client: &Client, storage: Storage) -> Result<(), Failed> {
-    for (name, shape, strides, start) in PARTS {
+    // Memory goes on behind what is read, so that it ends within a vector of some parts and not of others.
+    for ((name, shape, strides, start), behind) in
+        PARTS.into_iter().flat_map(|part| [(part, 0), (part, 1)])
+    {
         let places = places(shape, strides, start);
-        let held = places.iter().max().map_or(0, |last| last + 1);
+        let held = places.iter().max().map_or(0, |last| last + 1) + behind;
         let numbers = normal(1, held, 1.0, storage);
         let mut dense = vec![1; shape.len()];
         for dim in (0..shape.len() - 1).rev() {

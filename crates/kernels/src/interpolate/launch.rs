@@ -31,7 +31,7 @@ pub fn interpolate_backward(
             count.clone(),
             dim,
             plan.vector_size,
-            dy.arg_of_pixels(),
+            dy.arg_read_in_part(),
             dx.arg(plan.vector_size),
             plan.spread(),
             rows,
