@@ -3,7 +3,7 @@
 use crate::{
     fused::{
         attention::Attention,
-        batch_norm::{BatchNormPass, BatchNormSearch},
+        batch_norm::{BatchNormPass, BatchNormSearch, BehindArithmetic},
         burns,
         casts::{CastSearch, Casts},
         cat::Joint,
@@ -123,7 +123,8 @@ pub struct ProviderSettings {
 }
 
 /// Blackburn's providers: a name, and how it is registered.
-const OURS: [(&str, Register); 29] = [
+const OURS: [(&str, Register); 30] = [
+    (BehindArithmetic::NAME, |_| BehindArithmetic::register()),
     (Adamw::NAME, |_| register(StepSearch::<Adamw, 4>::default())),
     (Attention::NAME, |_| register(SingleSearch::<Attention>::default())),
     (BatchNormPass::NAME, |settings| {

@@ -65,7 +65,8 @@ pub struct Config {
     /// The device that [`device`](crate::device) returns.
     pub device: DeviceChoice,
     /// Fusion providers to switch off, by name: Burn's own (`ElementWise`, `Matmul`, `Reduce`,
-    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnAdamw`, `BlackburnAttention`,
+    /// `ReduceBroadcasted`, `NHWCRelayout`) or Blackburn's (`BlackburnActivatedBatchNorm`,
+    /// `BlackburnAdamw`, `BlackburnAttention`,
     /// `BlackburnBatchNorm`, `BlackburnCast`, `BlackburnCat`, `BlackburnChannels`, `BlackburnChannelSum`,
     /// `BlackburnColumnSum`, `BlackburnConv`, `BlackburnCopy`, `BlackburnEmbedding`, `BlackburnGelu`, `BlackburnGroupNorm`,
     /// `BlackburnInterpolate`, `BlackburnLayerNorm`, `BlackburnLossGradient`, `BlackburnMatmul`,

@@ -179,7 +179,9 @@ impl Experts {
         let device = x.device();
 
         let shares = activation::softmax(full_precision(self.router.forward(x.clone())), 1);
-        let (weights, chosen) = shares.clone().topk_with_indices(Self::CHOICES, 1);
+        // `topk_with_indices` would sort on the host: Burn's autodiff does not pass it on.
+        let chosen = shares.clone().argtopk(Self::CHOICES, 1);
+        let weights = shares.clone().gather(1, chosen.clone());
         let weights = weights.clone() / weights.sum_dim(1);
         let chosen = chosen.reshape([choices, 1]);
         let experts = Tensor::<1, Int>::arange(0..Self::COUNT as i64, &device);

@@ -1,8 +1,8 @@
 use burn_backend::DType;
 use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 
-/// The tensor that `operation` makes, if it is arithmetic, a cast or a part of a tensor. Burn's element-wise fusion waits on such
-/// an operation by itself.
+/// The tensor that `operation` makes, if it is arithmetic or a cast. Burn's element-wise fusion waits on such an operation by
+/// itself.
 ///
 /// Burn settles an operation that no fusion wants together with the one after it, which a provider
 /// therefore has to meet behind such an operation, too.
@@ -11,7 +11,6 @@ pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
 
     let operation = match operation {
         OperationIr::BaseFloat(BaseOperationIr::Cast(op)) => return Some(op.out.id),
-        OperationIr::BaseFloat(BaseOperationIr::Slice(op)) => return Some(op.out.id),
         OperationIr::NumericFloat(_, operation) => operation,
         _ => return None,
     };

@@ -23,17 +23,20 @@ impl StreamClock {
     }
 }
 
-/// Whether `operation` is a matrix product, an operation of a module such as a convolution, or a reduction of floats along
-/// dimensions.
-pub(crate) fn is_product_or_reduction(operation: &OperationIr) -> bool {
-    match operation {
-        OperationIr::Float(_, FloatOperationIr::Matmul(_)) | OperationIr::Module(_) => true,
-        _ => is_reduction(operation),
-    }
+/// Whether `operation` is a matrix product, an operation of a module such as a convolution, one of Blackburn's own, or a
+/// reduction of floats along dimensions.
+pub(crate) fn separates(operation: &OperationIr) -> bool {
+    let is_product = matches!(operation, OperationIr::Float(_, FloatOperationIr::Matmul(_)));
+    is_product || matches!(operation, OperationIr::Module(_)) || is_own_or_reduction(operation)
+}
+
+/// Whether `operation` is one of Blackburn's own, or a reduction of floats along dimensions.
+pub(crate) fn is_own_or_reduction(operation: &OperationIr) -> bool {
+    matches!(operation, OperationIr::Custom(_)) || is_reduction(operation)
 }
 
 /// Whether `operation` is a reduction of floats along dimensions.
-pub(crate) fn is_reduction(operation: &OperationIr) -> bool {
+fn is_reduction(operation: &OperationIr) -> bool {
     use NumericOperationIr::{MaxDim, MeanDim, SumDim, SumDims};
     match operation {
         OperationIr::NumericFloat(_, operation) => {

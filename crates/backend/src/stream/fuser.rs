@@ -277,6 +277,13 @@ impl<S: Search> Fuser<S> {
         Self { fresh, search, followed, passengers, first_at: 0, last_at: 0, closed: false, clock }
     }
 
+    /// Lets the time of an operation go by that the search is not shown.
+    pub(crate) fn pass_time(&self, operation: &OperationIr) {
+        if S::takes_time(operation) {
+            self.clock.tick();
+        }
+    }
+
     fn elapsed(&self) -> Elapsed {
         let since = |at: u64| if self.followed.is_empty() { 0 } else { self.clock.now() - at };
         Elapsed { since_first: since(self.first_at), since_last: since(self.last_at) }
@@ -307,9 +314,7 @@ impl<S: Search> Fuser<S> {
 
 impl<S: Search> OperationFuser<CubeOptimization> for Fuser<S> {
     fn fuse(&mut self, operation: &OperationIr) {
-        if S::takes_time(operation) {
-            self.clock.tick();
-        }
+        self.pass_time(operation);
         if self.closed {
             return;
         }

@@ -14,10 +14,10 @@ mod single;
 mod tests;
 
 pub(crate) use arithmetic::{arithmetic_output, is_parameter_cast, parameter_cast};
-pub(crate) use clock::{StreamClock, is_product_or_reduction, is_reduction};
-#[cfg(test)]
-pub(crate) use fuser::Fuser;
-pub(crate) use fuser::{Claim, Done, Elapsed, Moment, Next, Part, Replacement, Search, register};
+pub(crate) use clock::{StreamClock, is_own_or_reduction, separates};
+pub(crate) use fuser::{
+    Claim, Claimed, Done, Elapsed, Fuser, Moment, Next, Part, Replacement, Search, register,
+};
 pub(crate) use matcher::Matcher;
 pub(crate) use pattern::{
     ANY_NUMBER, ExpectedScalar, Name, Pattern, PatternStep, burn_score, is_last, number,

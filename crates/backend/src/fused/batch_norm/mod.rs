@@ -8,10 +8,12 @@
 //! Taken are images and sequences. A normalization of `[n, channels]` begins as any product with a transposed
 //! weight does, and is left to Burn.
 
+mod behind;
 mod pass;
 mod search;
 mod view;
 
+pub(crate) use behind::BehindArithmetic;
 pub(crate) use pass::BatchNormPass;
 pub(crate) use search::BatchNormSearch;
 

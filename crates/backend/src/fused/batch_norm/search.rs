@@ -34,6 +34,8 @@ pub(crate) struct BatchNormSearch {
     convolutions: Option<F32Precision>,
     /// Whether parts of channels of what these make are copied by their own kernel.
     takes_channels: bool,
+    /// Whether a plain gradient is all that is looked for.
+    of_gradients: bool,
     candidates: Vec<Candidate>,
     /// Views at the head of the block; rows of channels, or as Burn runs them.
     views: Vec<Option<ChannelRows>>,
@@ -44,7 +46,7 @@ pub(crate) struct BatchNormSearch {
 impl BatchNormSearch {
     /// Above what Burn's fusions bid for as many operations: those get 100 for an input or output saved,
     /// 10 for an operation.
-    const SCORE: u64 = 100_000;
+    pub(super) const SCORE: u64 = 100_000;
     /// Above that of a convolution alone.
     const SCORE_OF_CONVOLUTIONS: u64 = 16;
     /// Below any other fusion.
@@ -52,6 +54,11 @@ impl BatchNormSearch {
 
     pub(crate) fn new(convolutions: Option<F32Precision>, takes_channels: bool) -> Self {
         Self { convolutions, takes_channels, ..Self::default() }
+    }
+
+    /// For gradients alone, with nothing of other kinds in front.
+    pub(super) fn of_gradients() -> Self {
+        Self { of_gradients: true, ..Self::default() }
     }
 }
 
@@ -237,7 +244,10 @@ impl Search for BatchNormSearch {
     fn follow(&mut self, operation: &OperationIr, now: Moment) -> Next {
         let is_first = now.position == 0;
         if is_first {
-            self.candidates = Candidate::all();
+            self.candidates = match self.of_gradients {
+                true => vec![Candidate::new(BACKWARD, false)],
+                false => Candidate::all(),
+            };
         }
         let is_view = matches!(
             operation,

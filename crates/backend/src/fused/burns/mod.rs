@@ -1,5 +1,5 @@
 //! Burn's own fusions, with four things changed: they read tensors with strides that they compute right with, do not wait
-//! for what a product or a reduction separates from their last operation, leave casts of parameters alone
+//! for what a product, a reduction or an operation of Blackburn separates from their last operation, leave casts of parameters alone
 //! ([`is_parameter_cast`]), and reductions run [apart] where the fused kernel would be slower.
 //!
 //! # Strides
@@ -20,7 +20,7 @@
 mod apart;
 
 use crate::{
-    stream::{StreamClock, is_parameter_cast, is_product_or_reduction},
+    stream::{StreamClock, is_parameter_cast, separates},
     tensors::{Tensors, contiguous_strides},
 };
 use apart::{Apart, ApartState};
@@ -82,8 +82,22 @@ fn again<O: FusedOperation>(
     fusion::register(Provider { fuser, may_run_apart, operation: PhantomData::<fn() -> O> })
 }
 
+/// Burn's element-wise fusion, as [`register`] registers it.
+pub(crate) fn element_wise(device: &CubeDevice) -> BurnsFuser {
+    let fuser = Box::new(ElementWiseFuser::new(device.clone()));
+    Box::new(Fuser::<ElemwiseOptimization>::new(fuser, None))
+}
+
+/// What that fusion made, from its state.
+pub(crate) fn element_wise_of(
+    device: &CubeDevice,
+    state: &CubeOptimizationState,
+) -> CubeOptimization {
+    CubeOptimization::new(Prepared::<ElemwiseOptimization>::from_state(device, state.decode()))
+}
+
 type MakeFuser = fn(CubeDevice) -> BurnsFuser;
-type BurnsFuser = Box<dyn OperationFuser<CubeOptimization>>;
+pub(crate) type BurnsFuser = Box<dyn OperationFuser<CubeOptimization>>;
 
 struct Provider<O> {
     fuser: MakeFuser,
@@ -96,16 +110,8 @@ impl<O: FusedOperation> OptimizationProvider for Provider<O> {
     type Operation = Prepared<O>;
 
     fn fuser(&self, device: &CubeDevice) -> CubeFuser {
-        let fuser = (self.fuser)(device.clone());
-        let clock = StreamClock::default();
-        CubeFuser::new(Fuser {
-            fuser,
-            shown: self.may_run_apart.then(|| (device.clone(), Vec::new())),
-            clock,
-            last_at: 0,
-            seen: Seen::Nothing,
-            operation: PhantomData::<fn() -> O>,
-        })
+        let device_if_apart = self.may_run_apart.then(|| device.clone());
+        CubeFuser::new(Fuser::<O>::new((self.fuser)(device.clone()), device_if_apart))
     }
 }
 
@@ -114,7 +120,7 @@ struct Fuser<O> {
     fuser: BurnsFuser,
     /// The operations that it took, if they may run [`Apart`], and where.
     shown: Option<(CubeDevice, Vec<OperationIr>)>,
-    /// Counts products and reductions.
+    /// Counts what [`separates`].
     clock: StreamClock,
     /// When it took its last operation.
     last_at: u64,
@@ -131,9 +137,23 @@ enum Seen {
     Operations,
 }
 
+impl<O> Fuser<O> {
+    /// With a device if operations may run [`Apart`] there.
+    fn new(fuser: BurnsFuser, device: Option<CubeDevice>) -> Self {
+        Self {
+            fuser,
+            shown: device.map(|device| (device, Vec::new())),
+            clock: StreamClock::default(),
+            last_at: 0,
+            seen: Seen::Nothing,
+            operation: PhantomData,
+        }
+    }
+}
+
 impl<O: FusedOperation> OperationFuser<CubeOptimization> for Fuser<O> {
     fn fuse(&mut self, operation: &OperationIr) {
-        if is_product_or_reduction(operation) {
+        if separates(operation) {
             self.clock.tick();
         }
         match self.seen {

@@ -9,7 +9,7 @@ use crate::{
         gelu::{self, pass_parts},
     },
     stream::{
-        Claim, Elapsed, Matcher, Moment, Next, Part, Search, arithmetic_output, is_reduction,
+        Claim, Elapsed, Matcher, Moment, Next, Part, Search, arithmetic_output, is_own_or_reduction,
     },
 };
 use burn_ir::OperationIr;
@@ -157,13 +157,14 @@ impl Search for MatmulSearch {
         Some(Claim { score, parts })
     }
 
-    /// Nothing that is taken with a product waits for a reduction. What would wait for more keeps Burn from ending its
-    /// segment, and a norm's gradient that begins in there is cut into pieces.
+    /// Nothing that is taken with a product waits for a reduction, or for one of Blackburn's own operations. What would
+    /// wait for more keeps Burn from ending its segment, and what begins in there is cut into pieces: a norm's gradient,
+    /// or a model's layers beside the product of a time embedding.
     fn gives_up(&self, elapsed: Elapsed) -> bool {
         elapsed.since_last > 0
     }
 
     fn takes_time(operation: &OperationIr) -> bool {
-        is_reduction(operation)
+        is_own_or_reduction(operation)
     }
 }
