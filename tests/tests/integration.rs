@@ -81,6 +81,8 @@ mod linear_cross_entropy;
 mod loss_scale;
 #[path = "integration/loss_scaling.rs"]
 mod loss_scaling;
+#[path = "integration/lstm.rs"]
+mod lstm;
 #[path = "integration/matmul.rs"]
 mod matmul;
 #[path = "integration/memory.rs"]
@@ -231,6 +233,7 @@ fn main() -> ExitCode {
         linear_cross_entropy::trials(),
         loss_scale::trials(),
         loss_scaling::trials(),
+        lstm::trials(),
         matmul::trials(),
         memory::trials(),
         parameter_copies::trials(),

@@ -60,7 +60,7 @@ mod tensors;
 pub use dry_run::{dry_run, expect_kernels};
 pub use ops::{
     attention, batch_norm, copies, cross_entropy, dropout, embedding, fp8_linear, gelu_dropout,
-    group_norm, layer_norm, linear_cross_entropy, loss_scale, overwrite, rotary, sketch,
+    group_norm, layer_norm, linear_cross_entropy, loss_scale, lstm, overwrite, rotary, sketch,
     square_sum, swiglu,
 };
 pub use tensors::Optional;

@@ -67,3 +67,41 @@ pub(crate) fn reciprocal_by(x: f32, #[comptime] hardware: bool) -> f32 {
 pub(crate) fn reciprocal_by(x: f32, #[comptime] _hardware: bool) -> f32 {
     1.0f32 / x
 }
+
+/// `1 / (1 + e^-x)`.
+#[cube]
+pub(crate) fn sigmoid<N: Size>(
+    x: Vector<f32, N>,
+    #[comptime] functions: Functions,
+) -> Vector<f32, N> {
+    match comptime!(functions) {
+        Functions::Library => {
+            let one = Vector::new(1.0f32);
+            one / (one + (x * Vector::new(-1.0f32)).exp())
+        }
+        Functions::Approximate { hardware } => {
+            let mut all = Vector::<f32, N>::empty();
+            #[unroll]
+            for lane in 0..N::value().comptime() {
+                let power = exponential_by(-x.extract(lane), hardware);
+                all.insert(lane, reciprocal_by(1.0f32 + power, hardware));
+            }
+            all
+        }
+    }
+}
+
+/// The hyperbolic tangent; the approximate one, `2 sigmoid(2 x) - 1`, is off by few units in the last place of 1.
+#[cube]
+pub(crate) fn hyperbolic_tangent<N: Size>(
+    x: Vector<f32, N>,
+    #[comptime] functions: Functions,
+) -> Vector<f32, N> {
+    match comptime!(functions) {
+        Functions::Library => x.tanh(),
+        Functions::Approximate { .. } => {
+            let two = Vector::new(2.0f32);
+            two * sigmoid::<N>(two * x, functions) - Vector::new(1.0f32)
+        }
+    }
+}

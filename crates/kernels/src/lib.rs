@@ -48,6 +48,7 @@ pub mod group_norm;
 pub mod interpolate;
 pub mod layer_norm;
 pub mod loss_scale;
+pub mod lstm;
 pub mod magnitude;
 pub mod matmul;
 pub mod milestone;

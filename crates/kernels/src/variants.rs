@@ -6,9 +6,9 @@
 
 use crate::{
     KernelError, Promise, adamw, attention, batch_norm, column_sum, conv, cross_entropy, dropout,
-    embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, matmul, milestone,
-    overwrite, pool, quantize, random, region, rotary, row_sum, scan, scatter, sgd, sketch,
-    softmax, square_sum, swiglu, top_k,
+    embedding, frames, gelu, group_norm, interpolate, layer_norm, loss_scale, lstm, matmul,
+    milestone, overwrite, pool, quantize, random, region, rotary, row_sum, scan, scatter, sgd,
+    sketch, softmax, square_sum, swiglu, top_k,
 };
 use cubecl::{
     client::Client,
@@ -68,6 +68,7 @@ pub fn variants(client: &Client) -> Vec<Variant> {
     [
         gelu::variants(),
         swiglu::variants(),
+        lstm::variants(),
         rotary::variants(),
         column_sum::variants(),
         row_sum::variants(),

@@ -21,6 +21,7 @@
 //! | [`gelu`] | GELU and its gradient, with their bounds |
 //! | [`gelu_steps`] | how far GELU's gradient may be off that Burn computes step by step |
 //! | [`swiglu`] | a gate's `SiLU` times another tensor, and the gradients, with their bounds |
+//! | [`lstm`] | a long short-term memory over a sequence and its gradients, with their bounds |
 //! | [`rotary`] | rotary position embedding and its gradient, with their bounds |
 //! | [`softmax`] | the steps of softmax's logarithm, and the gradient of one element, with their bounds |
 //! | [`softmax_rows`] | softmax of a row and its gradient, with their bounds |
@@ -64,6 +65,7 @@ pub mod group_norm;
 pub mod interpolate;
 pub mod layer_norm;
 pub mod linear;
+pub mod lstm;
 pub mod matmul;
 pub mod mx;
 pub mod nvfp4;

@@ -52,6 +52,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         on_client("bad_arguments_are_named", bad_arguments),
         on_burn("sums_and_means_of_tensors_run_on_the_kernel_and_are_right", reductions),
         on_burn("strided_rows_and_empty_tensors_are_right", unusual),
+        on_burn("pixels_of_images_with_innermost_channels_are_summed_in_place", pixels),
     ]);
     trials
 }
@@ -158,6 +159,27 @@ fn reductions(device: &Device) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// The sum over pixels that squeeze-and-excitation has for a gradient, of images as convolutions leave them.
+fn pixels(device: &Device) -> Result<(), Failed> {
+    let [images, pixels, channels] = [3, 35, 24];
+    let x = normal(5, images * pixels * channels, 1.0, F32);
+    let input = tensor(&x, [images, 5, 7, channels], F32, device).permute([0, 3, 1, 2]);
+    device.sync()?;
+    let (y, blocks) = blocks_of(device, || values(input.sum_dims(&[2, 3])))?;
+    let of_channel = |of: usize| -> Vec<f64> {
+        let (image, channel) = (of / channels, of % channels);
+        (0..pixels).map(|pixel| x[(image * pixels + pixel) * channels + channel]).collect()
+    };
+    let in_order: Vec<f64> = (0..images * channels).flat_map(of_channel).collect();
+    let (sums, bounds) = expected(&in_order, pixels, 1.0, F32);
+    compare(&y, &sums, &bounds)?;
+    let ours = |kernel: &&str| kernel.contains("blackburn_kernels::column_sum::");
+    match blocks.iter().flat_map(|block| &block.kernels).all(ours) {
+        true => Ok(()),
+        false => Err(format!("the sum ran in {blocks:#?}").into()),
+    }
 }
 
 /// Columns that lie apart, rows that are one, and tensors without elements.

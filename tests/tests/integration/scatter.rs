@@ -11,7 +11,7 @@ use blackburn_reference::{
 };
 use blackburn_tests::{
     buffers::{download, dtype, upload, upload_integers},
-    on_device, on_device_with,
+    on_burn_device, on_device, on_device_with,
     tensors::{tensor, values},
     trials_in,
 };
@@ -55,6 +55,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(Trial::ignorable_test("scatter::nan_goes_where_its_index_says", || on_device(nan)));
     trials.push(Trial::ignorable_test("scatter::the_order_of_terms_counts", || on_device(order)));
     trials.push(Trial::ignorable_test("scatter::a_lost_term_is_caught", || on_device(lost_term)));
+    trials.push(Trial::ignorable_test("scatter::integers_are_served_and_wrap", || {
+        on_burn_device(|device| integers(&device))
+    }));
     let name = "scatter::burns_operations_and_gradients_are_served";
     trials.extend(trials_in(name, &[Storage::F16, Storage::Bf16], unmodified));
     let name = "scatter::few_values_are_left_to_burn";
@@ -267,6 +270,32 @@ fn lost_term(client: &Client) -> Result<(), Failed> {
 
 fn served() -> u64 {
     blackburn_backend::profile::served().get("BlackburnScatter").copied().unwrap_or(0)
+}
+
+/// Slots of a mixture of experts: a range is written where others say, to zeros.
+fn integers(device: &Device) -> Result<(), Failed> {
+    const FACTOR: i32 = 100_000_000;
+
+    let (terms, places) = (300, 70);
+    let index = indices(1, terms, places);
+    let mut expected = vec![0i32; places];
+    for (term, place) in index.iter().enumerate() {
+        let place = &mut expected[*place as usize];
+        *place = place.wrapping_add((term as i32).wrapping_mul(FACTOR));
+    }
+    let before = served();
+    let index = Tensor::<1, Int>::from_data(TensorData::new(index, [terms]), device);
+    let zeros = Tensor::<1, Int>::zeros([places], device);
+    let range = Tensor::<1, Int>::arange(0..terms as i64, device) * FACTOR;
+    let made = zeros.select_assign(0, index, range, Add).into_data().convert::<i32>();
+    let made = made.try_to_vec::<i32>().map_err(|error| format!("{error:?}"))?;
+    if made != expected {
+        return Err(format!("{made:?} and not {expected:?}").into());
+    }
+    match served() - before {
+        0 => Err("integers were left to Burn".into()),
+        _ => Ok(()),
+    }
 }
 
 /// `scatter`, `select_assign`, and the gradients of `gather` and `select`, along each dimension.

@@ -85,8 +85,7 @@ impl Replacement for RowSum {
                     row_sum(&x.client, &Rows { rows, columns, pitch: columns, ..all }, factor)?
                 }
                 Some(rows) if *dims == 1 => row_sum(&x.client, &rows, factor)?,
-                None if *dims == 1 => turned_sum(&x, factor)?,
-                _ => return Err(unsupported(OP, "rows that do not follow each other")),
+                _ => turned_sum(&x, *dims, factor)?,
             };
             register_cube_tensor(tensors, out, contiguous_tensor(&x, y, shape, out.dtype), OP)?;
         }
@@ -95,19 +94,22 @@ impl Replacement for RowSum {
     }
 }
 
-/// The sums of rows whose elements lie apart, next to those of the other rows: rows of channels that were told by
-/// strides.
-fn turned_sum(x: &CubeTensor, factor: f32) -> Result<Buffer, KernelError> {
+/// The sums of rows whose elements lie apart, next to those of the other rows: rows of channels that were told by strides,
+/// and the pixels of images whose channels lie innermost.
+fn turned_sum(x: &CubeTensor, dims: usize, factor: f32) -> Result<Buffer, KernelError> {
     let (sizes, strides) = (x.meta.shape(), x.meta.strides());
-    let is_plain = x.qparams.is_none() && !x.meta.is_tiled();
-    let ([rows, columns], [1, pitch]) = (&sizes[..], &strides[..]) else {
-        return Err(unsupported(OP, "rows that do not follow each other"));
-    };
-    if !is_plain {
+    if x.qparams.is_some() || x.meta.is_tiled() {
         return Err(unsupported(OP, "rows of other than plain numbers"));
     }
+    let kept = sizes.num_dims() - dims;
+    let Some(innermost) = kept.checked_sub(1).filter(|dim| strides[*dim] == 1) else {
+        return Err(unsupported(OP, "rows that do not follow each other"));
+    };
+    let order = || (0..innermost).chain(kept..sizes.num_dims()).chain([innermost]);
+    let [turned, steps]: [Vec<usize>; 2] =
+        [order().map(|dim| sizes[dim]).collect(), order().map(|dim| strides[dim]).collect()];
     let dtype = dtype_to_elem_type(x.dtype);
-    let problem = ColumnSumProblem::new(&[*columns, *rows], &[*pitch, 1], 0..1, dtype)?;
+    let problem = ColumnSumProblem::new(&turned, &steps, innermost..innermost + dims, dtype)?;
     let all = Buffer { handle: x.handle.clone(), elements: problem.span(), dtype };
     column_sum_scaled(&x.client, &problem, &all, factor)
 }

@@ -1,6 +1,8 @@
 //! The provider that adds values to the places that indices name: `scatter` and `select_assign`, and the gradients of
 //! `gather` and `select`, which Burn makes of zeros and these.
 //!
+//! Slices of 32-bit integers are taken, too.
+//!
 //! Burn's own kernels walk through the indices one after the other, a unit for each row or column, where the device has
 //! no atomic addition of the type, and in `select_assign` always. Where it adds f32 by atomic operations, that is left
 //! to it.
@@ -39,7 +41,11 @@ pub(crate) struct Scatter {
 
 impl Scatter {
     fn of(operation: &OperationIr) -> Option<Self> {
-        let OperationIr::BaseFloat(operation) = operation else { return None };
+        let (operation, is_float) = match operation {
+            OperationIr::BaseFloat(operation) => (operation, true),
+            OperationIr::BaseInt(operation) => (operation, false),
+            _ => return None,
+        };
         macro_rules! found {
             ($op:ident, $own:literal) => {
                 ($op.update == IndexingUpdateOp::Add).then(|| Self {
@@ -53,12 +59,12 @@ impl Scatter {
             };
         }
         let found = match operation {
-            Base::Scatter(op) => found!(op, true),
+            Base::Scatter(op) if is_float => found!(op, true),
             Base::SelectAssign(op) => found!(op, false),
             _ => None,
         };
         found.filter(|Self { x, index, values, y, .. }| {
-            matches!(y.dtype, DType::F32 | DType::F16 | DType::BF16)
+            matches!(y.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32)
                 && x.dtype == y.dtype
                 && values.dtype == y.dtype
                 && index.dtype == DType::I32
@@ -87,7 +93,10 @@ impl Search for ScatterSearch {
         if self.found.is_some() {
             return Next::Last;
         }
-        let is_zeros = matches!(operation, OperationIr::BaseFloat(Base::Zeros(_)));
+        let is_zeros = matches!(
+            operation,
+            OperationIr::BaseFloat(Base::Zeros(_)) | OperationIr::BaseInt(Base::Zeros(_))
+        );
         self.in_front += 1;
         Next::taken_if(is_zeros || arithmetic_output(operation).is_some())
     }

@@ -29,6 +29,7 @@ pub mod group_norm;
 pub mod layer_norm;
 pub mod linear_cross_entropy;
 pub mod loss_scale;
+pub mod lstm;
 pub mod overwrite;
 pub mod rotary;
 pub mod sketch;

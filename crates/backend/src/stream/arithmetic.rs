@@ -1,16 +1,23 @@
 use burn_backend::DType;
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{
+    BaseOperationIr, IntOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
+    TensorStatus,
+};
 
-/// The tensor that `operation` makes, if it is arithmetic or a cast. Burn's element-wise fusion waits on such an operation by
-/// itself.
+/// The tensor that `operation` makes, if it is arithmetic, a cast or integers of one value, which ranges are made of. Burn's
+/// element-wise fusion waits on such an operation by itself.
 ///
 /// Burn settles an operation that no fusion wants together with the one after it, which a provider
 /// therefore has to meet behind such an operation, too.
 pub(crate) fn arithmetic_output(operation: &OperationIr) -> Option<TensorId> {
-    use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub, SubScalar};
+    use NumericOperationIr::{
+        Add, AddScalar, Div, DivScalar, Full, Mul, MulScalar, Sub, SubScalar,
+    };
 
     let operation = match operation {
         OperationIr::BaseFloat(BaseOperationIr::Cast(op)) => return Some(op.out.id),
+        OperationIr::Int(IntOperationIr::IntoFloat(op)) => return Some(op.out.id),
+        OperationIr::NumericInt(_, Full(op)) => return Some(op.out.id),
         OperationIr::NumericFloat(_, operation) => operation,
         _ => return None,
     };

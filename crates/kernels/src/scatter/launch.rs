@@ -96,7 +96,7 @@ pub fn select_add(
             values.arg(vector_size),
             y.arg(vector_size),
             SelectExtentLaunch::new(outer, terms, places, (inner / vector_size) as u32),
-            dtype,
+            [dtype, problem.sums()],
         )
     });
     Ok(y)

@@ -7,12 +7,12 @@
 //!
 //! | tensor | scatter | select | dtype |
 //! |---|---|---|---|
-//! | x, and y, which is overwritten | rows, places | outer, places, inner | f32, f16 or bf16 |
+//! | x, and y, which is overwritten | rows, places | outer, places, inner | f32, f16 or bf16; `select` i32, too |
 //! | index | rows, terms | terms | i32; others than 0 to places - 1 name nothing |
 //! | values | rows, terms | outer, terms, inner | that of x |
 //!
 //! All are contiguous. They are the gradients of `gather` and of `select`. Sums begin with x, go on in the order of the
-//! terms, are in f32 and rounded once. There are no atomic operations: the same input gives the same bits each time.
+//! terms, are in f32 and rounded once; integers wrap. There are no atomic operations: the same input gives the same bits each time.
 //! NaN goes where its index says, and nowhere else.
 //!
 //! - `scatter`: a cube sorts the indices of its row in shared memory, each with its place, by a bitonic network. A unit

@@ -2,9 +2,10 @@ use crate::{
     DeviceProfile, KernelError,
     buffer::{Buffer, check_float},
 };
-use cubecl::ir::{ElemType, IntKind};
+use cubecl::ir::{ElemType, FloatKind, IntKind};
 
 pub(super) const OP: &str = "scatter";
+const I32: ElemType = ElemType::Int(IntKind::I32);
 /// Bits of a place, and of a term, in the word that is sorted.
 pub(super) const PLACE_BITS: u32 = 16;
 
@@ -54,7 +55,8 @@ impl ScatterProblem {
         [x, index, values]: [&Buffer; 3],
     ) -> Result<(), KernelError> {
         let Self { rows, terms, places, dtype } = *self;
-        check(dtype, [rows * places, rows * terms])?;
+        check_float(OP, "values", dtype)?;
+        check([rows * places, rows * terms])?;
         let shared_bytes = self.sorted() * size_of::<u32>();
         let most = 1 << PLACE_BITS;
         if terms > most || places >= most || shared_bytes > device.shared_bytes {
@@ -68,6 +70,11 @@ impl ScatterProblem {
 }
 
 impl SelectProblem {
+    /// The type that slices are added in.
+    pub(super) fn sums(&self) -> ElemType {
+        if self.dtype == I32 { I32 } else { ElemType::Float(FloatKind::F32) }
+    }
+
     /// Refuses what the kernel does not serve.
     ///
     /// # Errors
@@ -76,15 +83,17 @@ impl SelectProblem {
     /// not go with the problem.
     pub(super) fn validate(&self, [x, index, values]: [&Buffer; 3]) -> Result<(), KernelError> {
         let Self { outer, terms, places, inner, dtype } = *self;
-        check(dtype, [outer * places * inner, outer * terms * inner])?;
+        if dtype != I32 {
+            check_float(OP, "values", dtype)?;
+        }
+        check([outer * places * inner, outer * terms * inner])?;
         x.check(OP, "x", outer * places * inner, dtype)?;
         values.check(OP, "values", outer * terms * inner, dtype)?;
         check_index(index, terms)
     }
 }
 
-fn check(dtype: ElemType, elements: [usize; 2]) -> Result<(), KernelError> {
-    check_float(OP, "values", dtype)?;
+fn check(elements: [usize; 2]) -> Result<(), KernelError> {
     match elements.iter().find(|count| **count == 0 || i32::try_from(**count).is_err()) {
         Some(count) => Err(KernelError::unsupported(OP, format!("{count} elements"))),
         None => Ok(()),
@@ -92,8 +101,6 @@ fn check(dtype: ElemType, elements: [usize; 2]) -> Result<(), KernelError> {
 }
 
 fn check_index(index: &Buffer, elements: usize) -> Result<(), KernelError> {
-    const I32: ElemType = ElemType::Int(IntKind::I32);
-
     if index.dtype != I32 {
         let reason = format!("indices of {:?}; it takes i32", index.dtype);
         return Err(KernelError::unsupported(OP, reason));

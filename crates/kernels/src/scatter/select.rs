@@ -12,16 +12,16 @@ pub(crate) struct SelectExtent {
 }
 
 /// `y[o, p, c]` is `x[o, p, c]` and the `values[o, t, c]` of the terms t whose index is p. `keys` are the indices in
-/// ascending order, and `order` their terms. A unit has a vector of y.
+/// ascending order, and `order` their terms. A unit has a vector of y, and adds in the type `A`.
 #[cube(launch_unchecked)]
-pub(crate) fn select_add_kernel<F: Float, N: Size>(
-    x: &[Vector<F, N>],
+pub(crate) fn select_add_kernel<T: Numeric, A: Numeric, N: Size>(
+    x: &[Vector<T, N>],
     keys: &[u32],
     order: &[u32],
-    values: &[Vector<F, N>],
-    y: &mut [Vector<F, N>],
+    values: &[Vector<T, N>],
+    y: &mut [Vector<T, N>],
     extent: SelectExtent,
-    #[define(F)] _dtype: ElemType,
+    #[define(T, A)] _dtypes: [ElemType; 2],
 ) {
     let unit = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
     if unit >= extent.outer * extent.places * extent.inner {
@@ -42,7 +42,7 @@ pub(crate) fn select_add_kernel<F: Float, N: Size>(
             span = half;
         }
     }
-    let mut sum = Vector::<f32, N>::cast_from(x[unit as usize]);
+    let mut sum = Vector::<A, N>::cast_from(x[unit as usize]);
     while at < extent.terms && keys[min(at, extent.terms - 1) as usize] == place {
         let from = (outer * extent.terms + order[at as usize]) * extent.inner + column;
         sum += Vector::cast_from(values[from as usize]);

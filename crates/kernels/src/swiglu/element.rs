@@ -1,28 +1,8 @@
 use crate::{
-    functions::{Functions, exponential_by, reciprocal_by},
+    functions::{Functions, sigmoid},
     magnitude::{larger, write_largest},
 };
 use cubecl::prelude::*;
-
-/// 1 / (1 + exp(-x)).
-#[cube]
-fn sigmoid<N: Size>(x: Vector<f32, N>, #[comptime] functions: Functions) -> Vector<f32, N> {
-    match comptime!(functions) {
-        Functions::Library => {
-            let one = Vector::new(1.0f32);
-            one / (one + (x * Vector::new(-1.0f32)).exp())
-        }
-        Functions::Approximate { hardware } => {
-            let mut all = Vector::<f32, N>::empty();
-            #[unroll]
-            for lane in 0..N::value().comptime() {
-                let power = exponential_by(-x.extract(lane), hardware);
-                all.insert(lane, reciprocal_by(1.0f32 + power, hardware));
-            }
-            all
-        }
-    }
-}
 
 /// silu(gate) up, before it is rounded.
 #[cube]

@@ -26,8 +26,9 @@ pub use modules::{
     Rnn, RnnConfig,
 };
 
+use blackburn_backend::lstm::lstm as lstm_sequence;
 use burn::{
-    nn::{self as burns, GateController, LstmState, RnnState},
+    nn::{self as burns, GateController, LstmState, RnnState, activation::Activation},
     tensor::{DType, FloatDType, Tensor, module::linear, s},
 };
 
@@ -185,6 +186,14 @@ impl Gate {
         self.input.of(x) + self.hidden.of(hidden)
     }
 
+    /// What both add to the sum.
+    fn bias(&self) -> Option<Tensor<1>> {
+        match (self.input.bias.clone(), self.hidden.bias.clone()) {
+            (Some(input), Some(hidden)) => Some(input + hidden),
+            (input, hidden) => input.or(hidden),
+        }
+    }
+
     fn dtype(&self) -> DType {
         self.hidden.weight.dtype()
     }
@@ -233,6 +242,9 @@ fn lstm_steps(
     state: Option<LstmState<2>>,
     reverse: bool,
 ) -> (Tensor<3>, LstmState<2>) {
+    if let Some(gates) = usual_gates(module).filter(|_| x.dims()[1] > 0) {
+        return lstm_at_once(gates.map(Gate::of), x, state, reverse);
+    }
     let [input, output, cell] =
         [&module.input_gate, &module.output_gate, &module.cell_gate].map(Gate::of);
     // Without one, what the input gate takes is what is forgotten.
@@ -258,6 +270,43 @@ fn lstm_steps(
         h.clone()
     });
     (y, LstmState::new(c, h))
+}
+
+/// The gates in the order of [`lstm_sequence`], if they are the usual ones, with the usual functions.
+fn usual_gates(module: &burns::Lstm) -> Option<[&GateController; 4]> {
+    let forget = module.forget_gate.as_ref().filter(|_| !module.input_forget)?;
+    let is_usual = module.clip.is_none()
+        && matches!(module.gate_activation, Activation::Sigmoid(_))
+        && matches!(module.cell_activation, Activation::Tanh(_))
+        && matches!(module.hidden_activation, Activation::Tanh(_));
+    is_usual.then_some([&module.input_gate, forget, &module.cell_gate, &module.output_gate])
+}
+
+/// All gates of all steps take the input by one product. The rest is one operation.
+fn lstm_at_once(
+    gates: [Gate; 4],
+    x: Tensor<3>,
+    state: Option<LstmState<2>>,
+    reverse: bool,
+) -> (Tensor<3>, LstmState<2>) {
+    let (given, [batch, seq, d_input]) = (x.dtype(), x.dims());
+    let dtype = gates[0].dtype();
+    let d_hidden = gates[0].hidden.weight.dims()[0];
+    let (c, h) = state.map(LstmState::unpack).unzip();
+    let [c, h] = [c, h].map(|state| state_or_zeros(state, &x, d_hidden, dtype));
+
+    let of_input = gates.each_ref().map(|gate| gate.input.weight.clone());
+    let of_hidden = gates.each_ref().map(|gate| gate.hidden.weight.clone());
+    let biases: Option<Vec<_>> = gates.iter().map(Gate::bias).collect();
+    let x = x.cast(FloatDType::from(dtype)).swap_dims(0, 1).reshape([seq * batch, d_input]);
+    let bias = biases.map(|biases| Tensor::cat(biases, 0));
+    let projected = linear(x, Tensor::cat(of_input.into(), 1), bias);
+    let projected = projected.reshape([seq, batch, 4 * d_hidden]);
+    let weight = Tensor::cat(of_hidden.into(), 1);
+    let (y, c) = lstm_sequence(projected, weight, h, c, reverse);
+    let last = if reverse { 0 } else { seq - 1 };
+    let h = y.clone().slice(s![last..last + 1, .., ..]).squeeze_dim::<2>(0);
+    (y.swap_dims(0, 1).cast(FloatDType::from(given)), LstmState::new(c, h))
 }
 
 fn gru_steps(

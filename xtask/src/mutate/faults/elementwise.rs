@@ -63,8 +63,8 @@ pub(super) const FILES: &[InFile] = &[
         ],
     },
     InFile {
-        file: "crates/kernels/src/swiglu/element.rs",
-        tests: &["swiglu"],
+        file: "crates/kernels/src/functions.rs",
+        tests: &["swiglu", "lstm"],
         rows: &[
             device("wrong sign of the power", "-x.extract(lane)", "x.extract(lane)"),
             device(
@@ -72,6 +72,44 @@ pub(super) const FILES: &[InFile] = &[
                 "reciprocal_by(1.0f32 + power, hardware)",
                 "power * reciprocal_by(1.0f32 + power, hardware)",
             ),
+            device(
+                "tangent of half the angle",
+                "sigmoid::<N>(two * x, functions)",
+                "sigmoid::<N>(x, functions)",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/lstm/cell.rs",
+        tests: &["lstm"],
+        rows: &[
+            device(
+                "gates that change places",
+                "sum::<F, N>(projected, base + width, product, first + width)",
+                "sum::<F, N>(projected, base + width, product, first)",
+            ),
+            device(
+                "the cell of another step",
+                "cells[before as usize] + taken",
+                "cells[unit as usize] + taken",
+            ),
+            device(
+                "a gradient that does not reach the former step",
+                "dh += dproduct[unit as usize];",
+                "",
+            ),
+            device("a lost slope", "of_c * before * kept * (one - kept)", "of_c * before * kept"),
+            device(
+                "the last cell's gradient overlooked",
+                "dout[(extent.steps * state + unit) as usize]",
+                "dout[unit as usize]",
+            ),
+        ],
+    },
+    InFile {
+        file: "crates/kernels/src/swiglu/element.rs",
+        tests: &["swiglu"],
+        rows: &[
             device("missing term of the slope", "s + silu * (Vector::new(1.0f32) - s)", "s"),
             device("the gradients' factor of the gate lost", "grad * u * slope", "grad * slope"),
             device("skipped tail", "at >= dgate.len()", "at + 1 >= dgate.len()"),

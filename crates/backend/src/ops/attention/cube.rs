@@ -12,6 +12,7 @@ use blackburn_kernels::{
         AttentionResult, Dropout, HeadStrides, MaskMaps, Order, Pairs, Window,
     },
     buffer::Buffer,
+    matmul::F32Precision,
 };
 use burn::{
     backend::{TensorMetadata, tensor::FloatTensor},
@@ -134,6 +135,11 @@ static FULL_F32: AtomicBool = AtomicBool::new(true);
 pub(crate) fn set_up(deterministic: bool, full_f32: bool) {
     DETERMINISTIC.store(deterministic, Ordering::Relaxed);
     FULL_F32.store(full_f32, Ordering::Relaxed);
+}
+
+/// How products of f32 are computed.
+pub(crate) fn f32_precision() -> F32Precision {
+    if FULL_F32.load(Ordering::Relaxed) { F32Precision::Full } else { F32Precision::Tf32 }
 }
 
 /// What rows that tensor cores fetch are aligned to.
