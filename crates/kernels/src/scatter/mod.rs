@@ -12,7 +12,8 @@
 //! | values | rows, terms | outer, terms, inner | that of x |
 //!
 //! All are contiguous. They are the gradients of `gather` and of `select`. Sums begin with x, go on in the order of the
-//! terms, are in f32 and rounded once; integers wrap. There are no atomic operations: the same input gives the same bits each time.
+//! terms, are in f32 and rounded once; integers wrap. There are no atomic operations: the same input gives the same bits
+//! each time.
 //! NaN goes where its index says, and nowhere else.
 //!
 //! - `scatter`: a cube sorts the indices of its row in shared memory, each with its place, by a bitonic network. A unit

@@ -242,7 +242,7 @@ fn lstm_steps(
     state: Option<LstmState<2>>,
     reverse: bool,
 ) -> (Tensor<3>, LstmState<2>) {
-    if let Some(gates) = usual_gates(module).filter(|_| x.dims()[1] > 0) {
+    if let Some(gates) = usual_gates(module).filter(|_| !x.dims().contains(&0)) {
         return lstm_at_once(gates.map(Gate::of), x, state, reverse);
     }
     let [input, output, cell] =

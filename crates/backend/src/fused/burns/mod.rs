@@ -1,6 +1,6 @@
 //! Burn's own fusions, with four things changed: they read tensors with strides that they compute right with, do not wait
-//! for what a product, a reduction or an operation of Blackburn separates from their last operation, leave casts of parameters alone
-//! ([`is_parameter_cast`]), and reductions run [apart] where the fused kernel would be slower.
+//! for what a product, a reduction or an operation of Blackburn's separates from their last operation, leave casts of
+//! parameters alone ([`is_parameter_cast`]), and reductions run [apart] where the fused kernel would be slower.
 //!
 //! # Strides
 //!
